@@ -1,0 +1,1 @@
+"""The embedded hybrid model and the quickstart conversation."""

@@ -1,0 +1,1 @@
+"""The adapter to SGLang: the only package that imports it."""
