@@ -1,0 +1,107 @@
+"""The one configuration object of the package: frozen, validated, the same in every process of a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+
+ENVIRONMENT_KEY = "SGLANG_HYBRID_CONFIG"
+"""Child processes of a server do not parse flags: the launcher passes them its configuration under this name."""
+
+
+def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """Settings of sglang-hybrid; every field is also a flag `--hybrid-<field-with-dashes>`."""
+
+    backend: str = _option(
+        "hybrid",
+        "radix cache backend: 'hybrid' is ours, 'stock' leaves SGLang's own cache in place and only logs",
+        ("hybrid", "stock"),
+    )
+    cpu_memory_gb: float = _option(
+        1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
+    )
+    cpu_threads: int = _option(0, "on a CPU: threads for tensor operations; 0 means half of the cores, at least one")
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            choices = option.metadata["choices"]
+            if choices and value not in choices:
+                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
+        if not self.cpu_memory_gb > 0:
+            raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
+        if self.cpu_threads < 0:
+            raise ConfigError(f"cpu_threads must be 0 (automatic) or more: {self.cpu_threads}")
+
+    @property
+    def cpu_memory_bytes(self) -> int:
+        """The CPU cache budget in bytes (1 GB = 1e9 bytes)."""
+        return int(self.cpu_memory_gb * 1e9)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> HybridConfig:
+        """Build from plain values; an unknown key or a wrong type raises ConfigError with the nearest name."""
+        known = {option.name: option for option in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f", did you mean {close[0]!r}" if close else f" (known: {', '.join(known)})"
+                raise ConfigError(f"unknown key in the hybrid configuration{hint}: {key!r}")
+            values[key] = _coerce(key, value, type(known[key].default))
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> HybridConfig:
+        """Inverse of `to_json`."""
+        return cls.from_mapping(json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def _coerce(key: str, value: Any, kind: type) -> Any:
+    """Accept exactly `kind`, and a whole number where a real one is asked for; a bool is never a number."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{key} must be of type {kind.__name__}: {value!r}")
+    return value
+
+
+def read_mapping(text_or_path: str) -> dict[str, Any]:
+    """Read a JSON or YAML mapping given inline (it starts with '{') or as a path to a .json, .yaml or .yml file.
+
+    Raises ConfigError for a missing file, malformed text or anything that is not a mapping.
+    """
+    source, origin = text_or_path, "the inline configuration"
+    if not text_or_path.lstrip().startswith("{"):
+        path = Path(text_or_path).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"no such configuration file; give a path or an inline JSON object: {text_or_path}")
+        source, origin = path.read_text(encoding="utf-8"), str(path)
+    parsed = _parse(source, origin)
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{origin} must hold a mapping of option names to values: {type(parsed).__name__}")
+    return parsed
+
+
+def _parse(source: str, origin: str) -> Any:
+    import yaml  # here, so that importing core costs nothing beyond the standard library
+
+    try:  # JSON is a subset of YAML, so one parser reads both
+        return yaml.safe_load(source)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin} is neither valid JSON nor valid YAML: {' '.join(str(error).split())}") from error

@@ -1,0 +1,190 @@
+"""The embedded hybrid models: real architectures at toy size, built on the spot with deterministic random weights.
+
+`python -m sglang_hybrid.demo.model FOLDER [--preset NAME] [--weights FILE]` writes config, tokenizer, chat template and
+safetensors; weights trained elsewhere for the same configuration replace the random ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
+
+FORMAT = 1
+"""Raised whenever the same preset would give other weights, so that a stale folder is rebuilt."""
+
+SEED = 20261120
+
+
+def build(folder: Path, preset: str = "gdn", weights: Path | None = None) -> Path:
+    """Write the model `preset` into `folder` unless it is already there, and return `folder`.
+
+    `weights`: a safetensors file with the same tensor names and shapes. Raises ConfigError for an unknown preset,
+    a missing weight file, or a non-empty folder that this function did not write.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown demo model, choose one of {', '.join(PRESETS)}: {preset!r}")
+    if weights is not None and not weights.is_file():
+        raise ConfigError(f"no such weight file: {weights}")
+    stamp = {"format": FORMAT, "preset": preset, "seed": SEED, "weights": str(weights) if weights else None}
+    stamp_file = folder / "sglang_hybrid_demo.json"
+    if stamp_file.is_file() and json.loads(stamp_file.read_text()) == stamp:
+        return folder
+    if folder.exists() and any(folder.iterdir()) and not stamp_file.is_file():
+        raise ConfigError(f"the folder is not empty and was not written by this builder; choose another: {folder}")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write(partial, preset, weights)
+    (partial / stamp_file.name).write_text(json.dumps(stamp))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)  # a build that was interrupted never looks complete
+    return folder
+
+
+def _write(folder: Path, preset: str, weights: Path | None) -> None:
+    from sglang_hybrid.engine import cpu
+
+    cpu.install()  # transformers imports torchvision, whose published wheel does not load beside a CPU torch
+    import torch
+
+    torch.manual_seed(SEED)
+    model = PRESETS[preset]()
+    _initialise(model)
+    if weights is not None:
+        from safetensors.torch import load_file
+
+        model.load_state_dict(load_file(weights), strict=True)
+    model.float().save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def _initialise(model: Any) -> None:
+    """Random weights that make a good test subject: slow decay (long memory) and only printable greedy output."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.copy_(torch.linspace(-4, -1, weight.numel()))
+            elif name.endswith("dt_bias"):
+                weight.copy_(torch.linspace(-2, 0, weight.numel()))
+            elif name.endswith(".D"):
+                weight.fill_(0.5)
+            elif weight.dim() >= 2:
+                weight.copy_(torch.randn_like(weight) * (0.15 if "conv1d" not in name else 0.4))
+        head = model.lm_head.weight
+        spoken = torch.zeros(head.shape[0], 1)
+        spoken[printable_token_ids()] = 1
+        head.mul_(spoken)  # a silent token has logit 0, and some spoken one is always above it
+
+
+def _gdn(hidden: int = 128, blocks: int = 1) -> Any:
+    """Qwen3-Next: three gated-delta-rule layers to one attention layer, with a small mixture of experts."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    heads = hidden // 32
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **_common(hidden),
+            num_hidden_layers=4 * blocks,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * blocks,
+            num_attention_heads=heads,
+            num_key_value_heads=max(heads // 2, 1),
+            head_dim=32,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            linear_num_key_heads=max(heads // 2, 1),
+            linear_num_value_heads=heads,
+            linear_conv_kernel_dim=4,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=hidden // 2,
+            shared_expert_intermediate_size=hidden // 2,
+            decoder_sparse_step=1,
+        )
+    )
+
+
+def _mamba2(hidden: int = 128, blocks: int = 1) -> Any:
+    """Falcon-H1: Mamba-2 and attention side by side in every layer."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    return FalconH1ForCausalLM(
+        FalconH1Config(
+            **_common(hidden),
+            num_hidden_layers=3 * blocks,
+            num_attention_heads=hidden // 32,
+            num_key_value_heads=hidden // 64,
+            head_dim=32,
+            mamba_d_ssm=hidden,
+            mamba_n_heads=hidden // 16,
+            mamba_d_head=16,
+            mamba_n_groups=1,
+            mamba_d_state=32,
+            mamba_d_conv=4,
+            mamba_expand=1,
+            mamba_chunk_size=64,
+            mamba_rms_norm=False,
+            bos_token_id=None,
+        )
+    )
+
+
+def _attention(hidden: int = 128, blocks: int = 1) -> Any:
+    """Qwen3: attention only, to show that models without recurrent layers are served too."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            **_common(hidden),
+            num_hidden_layers=2 * blocks,
+            num_attention_heads=hidden // 32,
+            num_key_value_heads=hidden // 64,
+            head_dim=32,
+        )
+    )
+
+
+def _common(hidden: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "eos_token_id": SPECIAL_TOKENS.index(TURN_END),
+        "pad_token_id": 0,
+    }
+
+
+PRESETS: dict[str, Callable[[], Any]] = {
+    "gdn": _gdn,
+    "gdn-medium": lambda: _gdn(hidden=384, blocks=2),
+    "mamba2": _mamba2,
+    "attention": _attention,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sglang_hybrid.demo.model", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--preset", default="gdn", help=f"one of {', '.join(PRESETS)}")
+    parser.add_argument("--weights", type=Path, default=None, help="safetensors file with trained weights")
+    options = parser.parse_args(argv)
+    try:
+        print(build(options.folder, options.preset, options.weights))  # noqa: T201
+    except ConfigError as error:
+        parser.exit(2, f"error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
