@@ -1,0 +1,362 @@
+"""Costs of one layer: active weights, prefill FLOPs, KV and state elements, as functions of its dimensions.
+
+One frozen class per layer kind. All classes answer the same questions:
+
+* `weights`: matrix elements one token is multiplied with (active experts only), convolution taps included;
+* `linear_flops`: FLOPs per token of prefill that do not depend on the position (one multiply-add = 2 FLOPs);
+* `pair_flops`: the coefficient of `end**2 - start**2`, non-zero for attention only;
+* `kv_elements(tp)`: KV elements per token on one of `tp` ranks;
+* `temporal_elements(tp)` / `conv_elements(tp)`: elements of one recurrent state / one convolution window on one rank.
+
+Starting point is Marconi, appendix A.1 and table 1: attention `8LD^2 + 4L^2D`, MLP `16LD^2`, SSM
+`12LD^2 + 16LDN + 10L`, KV `4LD` bytes, state `2DN` bytes. It assumes multi-head attention of width D, a state of D
+(not of the expanded inner width), no convolution window and dense MLPs; the classes below take the dimensions that
+real models have. Element-wise work (norms, activations, gates, rotary embedding) is below 1 % and left out; so is the
+output head, of which a prefill needs only the last row.
+"""
+
+from dataclasses import dataclass
+
+from sglang_hybrid.core.errors import ConfigError
+
+KINDS = ("attention", "gdn", "kda", "mamba1", "mamba2", "mlp", "moe")
+DELTA_CHUNK_TOKENS = 64  # chunk of the gated delta rule kernels (flash-linear-attention; the same in SGLang)
+
+
+def shard(count: int, tp: int, what: str) -> int:
+    """`count / tp`; raises ConfigError if the ranks would get unequal parts."""
+    if count % tp:
+        raise ConfigError(f"choose a tensor parallel size that divides {what}={count}: {tp}")
+    return count // tp
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that stores nothing and costs nothing; the base of the kinds."""
+
+    @property
+    def kind(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def mixing_flops(self) -> float:
+        """FLOPs per token beyond the weight products: scan, delta rule, chunk matrices."""
+        return 0.0
+
+    @property
+    def linear_flops(self) -> float:
+        return 2.0 * self.weights + self.mixing_flops
+
+    @property
+    def pair_flops(self) -> float:
+        return 0.0
+
+    def kv_elements(self, tp: int = 1) -> int:
+        return 0
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return 0
+
+    def conv_elements(self, tp: int = 1) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Attention(Layer):
+    """Grouped-query attention with causal mask.
+
+    Projections: `D*Hd` for the query (twice with an output gate, as in Qwen3-Next), `2*D*Gd` for G key-value heads,
+    `Hd*D_out` back. Scores and values cost `4Hd` FLOPs per (query, key) pair; a query at position t sees t keys, so a
+    prefill from `start` to `end` costs `2Hd*(end^2 - start^2)` plus `2Hd` per token for the diagonal. Marconi's
+    `4L^2D` has no mask: flash kernels skip the masked half, hence the factor two. `extra_weights` holds adapters.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    output_gate: bool = False
+    out: int = 0  # width of the output projection, `hidden` if 0
+    extra_weights: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "attention"
+
+    @property
+    def weights(self) -> int:
+        query = self.hidden * self.heads * self.head_dim * (2 if self.output_gate else 1)
+        key_value = 2 * self.hidden * self.kv_heads * self.head_dim
+        return query + key_value + self.heads * self.head_dim * (self.out or self.hidden) + self.extra_weights
+
+    @property
+    def mixing_flops(self) -> float:
+        return 2.0 * self.heads * self.head_dim
+
+    @property
+    def pair_flops(self) -> float:
+        return 2.0 * self.heads * self.head_dim
+
+    def kv_elements(self, tp: int = 1) -> int:
+        """K and V of the rank's heads; a head is replicated when there are fewer heads than ranks, as SGLang does."""
+        return 2 * max(1, self.kv_heads // tp) * self.head_dim
+
+
+@dataclass(frozen=True)
+class LatentAttention(Layer):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): KV is one latent vector plus one rotary key per token.
+
+    Prefill runs in the expanded form: query `D*H(dn+dr)` (through rank `q_rank` if > 0), latent `D*(r+dr)`, expansion
+    `r*H(dn+dv)`, output `H*dv*D`; a pair costs `2H(dn+dr+dv)` FLOPs. Ranks replicate the latent.
+    """
+
+    hidden: int
+    heads: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    kv_rank: int
+    q_rank: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "attention"
+
+    @property
+    def weights(self) -> int:
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
+        query = self.q_rank * (self.hidden + query_width) if self.q_rank else self.hidden * query_width
+        latent = self.hidden * (self.kv_rank + self.rope_dim)
+        expansion = self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
+        return query + latent + expansion + self.heads * self.v_dim * self.hidden
+
+    @property
+    def mixing_flops(self) -> float:
+        return self.pair_flops
+
+    @property
+    def pair_flops(self) -> float:
+        return 1.0 * self.heads * (self.nope_dim + self.rope_dim + self.v_dim)
+
+    def kv_elements(self, tp: int = 1) -> int:
+        return self.kv_rank + self.rope_dim
+
+
+def delta_rule_flops(heads: int, k_dim: int, v_dim: int, chunk: int = DELTA_CHUNK_TOKENS) -> float:
+    """FLOPs per token of the chunked gated delta rule (Yang et al. 2024, arXiv 2406.06484 section 3; 2412.06464).
+
+    Per head and token, chunk C: `K K^T` and `Q K^T` 2C*dk each, inverse of the unit triangular C x C matrix C^2/3,
+    `W = T K` 2C*dk, `U = T V` 2C*dv, in-chunk output 2C*dv, and three products with the state (correction, output,
+    update) 2*dk*dv each. Kernels compute whole C x C tiles, so no causal half is taken off.
+    """
+    return heads * (2.0 * chunk * (3 * k_dim + 2 * v_dim) + chunk * chunk / 3.0 + 6.0 * k_dim * v_dim)
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet(Layer):
+    """Gated DeltaNet as in Qwen3-Next: `in_proj_qkvz`, `in_proj_ba`, convolution over q, k, v, delta rule, `out_proj`."""
+
+    hidden: int
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_kernel: int
+
+    @property
+    def kind(self) -> str:
+        return "gdn"
+
+    @property
+    def conv_width(self) -> int:
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    @property
+    def weights(self) -> int:
+        value_width = self.v_heads * self.v_dim
+        projections = self.hidden * (self.conv_width + value_width + 2 * self.v_heads) + value_width * self.hidden
+        return projections + self.conv_kernel * self.conv_width
+
+    @property
+    def mixing_flops(self) -> float:
+        return delta_rule_flops(self.v_heads, self.k_dim, self.v_dim)
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return shard(self.v_heads, tp, "linear_num_value_heads") * self.k_dim * self.v_dim
+
+    def conv_elements(self, tp: int = 1) -> int:
+        k_heads = grouped_heads(self.k_heads, tp)
+        width = 2 * k_heads * self.k_dim + self.v_heads * self.v_dim
+        return shard(width, tp, "convolution width") * (self.conv_kernel - 1)
+
+
+def grouped_heads(groups: int, tp: int) -> int:
+    """Groups after the replication that gives every rank the group its heads need: `groups + tp - groups % ...`.
+
+    SGLang and vLLM extend to `tp` groups in all ranks together when `tp` does not divide `groups`.
+    """
+    return groups if groups % tp == 0 else tp
+
+
+@dataclass(frozen=True)
+class KimiDeltaAttention(Layer):
+    """Kimi Delta Attention (Kimi Linear, arXiv 2510.26692): delta rule with a decay per key channel.
+
+    q, k, v, o projections of H*d each, low-rank (rank d) decay and output gates, one beta per head; three convolutions.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    conv_kernel: int
+
+    @property
+    def kind(self) -> str:
+        return "kda"
+
+    @property
+    def weights(self) -> int:
+        width = self.heads * self.head_dim
+        low_rank_gates = 2 * (self.hidden * self.head_dim + self.head_dim * width)
+        return 4 * self.hidden * width + low_rank_gates + self.hidden * self.heads + 3 * self.conv_kernel * width
+
+    @property
+    def mixing_flops(self) -> float:
+        return delta_rule_flops(self.heads, self.head_dim, self.head_dim)
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return shard(self.heads, tp, "linear_attn_config.num_heads") * self.head_dim * self.head_dim
+
+    def conv_elements(self, tp: int = 1) -> int:
+        return 3 * shard(self.heads * self.head_dim, tp, "KDA projection width") * (self.conv_kernel - 1)
+
+
+@dataclass(frozen=True)
+class Mamba2(Layer):
+    """Mamba-2 mixer; the inner width `heads * head_dim` is usually twice the hidden width, unlike in Marconi's `2DN`.
+
+    State space duality in chunks of Q (Dao & Gu 2024, arXiv 2405.21060 section 6): `C B^T` 2Q*N per group, in-chunk
+    output 2Q per channel, chunk state and output from the state 2N per channel each.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv_kernel: int
+    chunk: int
+
+    @property
+    def kind(self) -> str:
+        return "mamba2"
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def weights(self) -> int:
+        in_proj = self.hidden * (self.inner + self.conv_width + self.heads)
+        return in_proj + self.inner * self.hidden + self.conv_kernel * self.conv_width
+
+    @property
+    def mixing_flops(self) -> float:
+        in_chunk = 2.0 * self.chunk * (self.groups * self.state + self.inner)
+        return in_chunk + 4.0 * self.inner * self.state
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return shard(self.heads, tp, "number of Mamba heads") * self.head_dim * self.state
+
+    def conv_elements(self, tp: int = 1) -> int:
+        width = self.inner + 2 * grouped_heads(self.groups, tp) * self.state
+        return shard(width, tp, "convolution width") * (self.conv_kernel - 1)
+
+
+@dataclass(frozen=True)
+class Mamba1(Layer):
+    """Mamba-1 mixer: `in_proj` 2*D*I, `x_proj` I*(r+2N), `dt_proj` r*I, `out_proj` I*D, convolution over I channels.
+
+    The scan costs 8 FLOPs per channel and state element (discretise, update, read out): with I = 2D this is
+    Marconi's `16LDN`, and the projections are its `12LD^2`.
+    """
+
+    hidden: int
+    inner: int
+    state: int
+    dt_rank: int
+    conv_kernel: int
+
+    @property
+    def kind(self) -> str:
+        return "mamba1"
+
+    @property
+    def weights(self) -> int:
+        selection = self.inner * (2 * self.dt_rank + 2 * self.state)
+        return 3 * self.hidden * self.inner + selection + self.conv_kernel * self.inner
+
+    @property
+    def mixing_flops(self) -> float:
+        return 8.0 * self.inner * self.state
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return shard(self.inner, tp, "Mamba inner width") * self.state
+
+    def conv_elements(self, tp: int = 1) -> int:
+        return shard(self.inner, tp, "Mamba inner width") * (self.conv_kernel - 1)
+
+
+@dataclass(frozen=True)
+class Mlp(Layer):
+    """Feed-forward layer of `3*D*F` weights when gated (SwiGLU), `2*D*F` otherwise; Marconi's `16LD^2` has F = 4D."""
+
+    hidden: int
+    intermediate: int
+    gated: bool = True
+    extra_weights: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "mlp"
+
+    @property
+    def weights(self) -> int:
+        return (3 if self.gated else 2) * self.hidden * self.intermediate + self.extra_weights
+
+
+@dataclass(frozen=True)
+class Moe(Layer):
+    """Mixture of experts: router, `top_k` active experts of width F, and a shared expert of width F_s for all tokens.
+
+    With a latent width (Nemotron 3 Super and up) routed experts work on `latent` channels between two projections.
+    """
+
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+    gated: bool = True
+    latent: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "moe"
+
+    @property
+    def weights(self) -> int:
+        matrices = 3 if self.gated else 2
+        width = self.latent or self.hidden
+        routed = self.top_k * matrices * width * self.intermediate + (2 * self.hidden * width if self.latent else 0)
+        shared = matrices * self.hidden * self.shared_intermediate + (self.hidden if self.shared_gate else 0)
+        return self.hidden * self.experts + routed + shared
