@@ -1,0 +1,44 @@
+"""Mooncake's open traces: no tokens, but hashes of 512-token blocks (`timestamp` ms, `hash_ids`, lengths).
+
+Each block hash becomes 512 token ids of its own, so requests share exactly the blocks that the trace says they share.
+Output tokens are unknown and become ids that never return; reuse of answers is therefore a lower bound.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sglang_hybrid.sim.readers.rows import Row
+from sglang_hybrid.sim.trace import TOKEN_LIMIT, Request, TraceError, make_request
+
+BLOCK_TOKENS = 512
+
+
+def read(rows: Iterator[Row]) -> Iterator[Request]:
+    """Requests from rows with `timestamp` (milliseconds), `hash_ids`, `input_length` and `output_length`."""
+    first_id: dict[int, int] = {}
+    ramp = np.arange(BLOCK_TOKENS, dtype=np.int64)
+    fresh = TOKEN_LIMIT  # ids that never return are handed out from the top downwards
+    for row in rows:
+        n_input = row.integer("input_length", least=1)
+        n_output = row.integer("output_length") if "output_length" in row.fields else 0
+        blocks = row.items("hash_ids")
+        needed = -(-n_input // BLOCK_TOKENS)
+        if len(blocks) > needed:
+            raise TraceError(
+                f"{row.where}: {n_input} tokens cannot hold this many {BLOCK_TOKENS}-blocks: {len(blocks)}"
+            )
+        if not all(isinstance(h, int) and not isinstance(h, bool) for h in blocks):
+            raise TraceError(f"{row.where}: hash_ids must be integers, got {blocks[:4]!r}")
+        starts = np.array([first_id.setdefault(h, len(first_id)) for h in blocks], dtype=np.int64) * BLOCK_TOKENS
+        known = (starts[:, None] + ramp).reshape(-1)[:n_input] if blocks else np.empty(0, dtype=np.int64)
+        unknown = n_input - len(known)  # a trace may leave the last, partial block unhashed
+        fresh -= unknown + n_output
+        if len(first_id) * BLOCK_TOKENS >= fresh:
+            raise TraceError(f"{row.where}: too many distinct blocks for int32 token ids: {len(first_id)}")
+        filler = np.arange(fresh, fresh + unknown + n_output, dtype=np.int64)
+        input_ids = np.concatenate([known, filler[:unknown]]).astype(np.int32)
+        ts = row.number("timestamp") / 1000.0
+        yield make_request(
+            input_ids, filler[unknown:].astype(np.int32), ts, row.text("session_id", row.where), where=row.where
+        )

@@ -1,0 +1,66 @@
+"""JSON lines with their line numbers, so that every complaint can say where."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.sim.trace import TraceError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One JSON object of a trace file and where it stands."""
+
+    where: str
+    fields: dict[str, Any]
+
+    def integer(self, key: str, least: int = 0) -> int:
+        """The integer under `key`, at least `least`; raises TraceError."""
+        value = self._get(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TraceError(f"{self.where}: {key} must be an integer, got {value!r}")
+        if value < least:
+            raise TraceError(f"{self.where}: {key} must be at least {least}, got {value}")
+        return value
+
+    def number(self, key: str) -> float:
+        """The number under `key`; raises TraceError."""
+        value = self._get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TraceError(f"{self.where}: {key} must be a number, got {value!r}")
+        return float(value)
+
+    def items(self, key: str) -> list[Any]:
+        """The list under `key`; raises TraceError."""
+        value = self._get(key)
+        if not isinstance(value, list):
+            raise TraceError(f"{self.where}: {key} must be a list, got {type(value).__name__}")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """The value under `key` as text, or `default` when it is missing or null."""
+        value = self.fields.get(key)
+        return default if value is None else str(value)
+
+    def _get(self, key: str) -> Any:
+        if key not in self.fields:
+            raise TraceError(f"{self.where}: the row lacks a key: {key}")
+        return self.fields[key]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The JSON objects of a file, one a line, blank lines skipped; raises TraceError with the line number."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path.name}:{number}"
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise TraceError(f"{where}: not a line of JSON, mend or remove it: {error}") from error
+            if not isinstance(fields, dict):
+                raise TraceError(f"{where}: a row must be a JSON object, got {type(fields).__name__}")
+            yield Row(where, fields)

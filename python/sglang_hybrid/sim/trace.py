@@ -1,0 +1,139 @@
+"""A trace is what a server was asked, in order: per request the tokens, the split between input and output, the time.
+
+All readers and generators produce `Trace`; replay, ceilings and reports consume nothing else.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+
+Tokens = npt.NDArray[np.int32]
+TOKEN_LIMIT = 2**31  # token ids are int32
+
+
+class TraceError(ConfigError):
+    """A trace that cannot be read: corrupt, empty, or with values out of range. The message ends with the value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request: `tokens` is int32 of shape (n_input + n_output,), read-only, input first.
+
+    `ts` is the arrival in seconds from any origin; `session` groups turns and is information for reports and ceilings
+    only (a cache never sees it).
+    """
+
+    tokens: Tokens
+    n_input: int
+    ts: float
+    session: str
+    turn: int = 0
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_input
+
+    @property
+    def input_tokens(self) -> Tokens:
+        """What the client sent, a view of shape (n_input,)."""
+        return self.tokens[: self.n_input]
+
+    @property
+    def output_tokens(self) -> Tokens:
+        """What the model answered, a view of shape (n_output,)."""
+        return self.tokens[self.n_input :]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in order of arrival, with the name that reports print."""
+
+    name: str
+    requests: tuple[Request, ...]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @cached_property
+    def n_input_tokens(self) -> int:
+        return sum(r.n_input for r in self.requests)
+
+    @cached_property
+    def n_tokens(self) -> int:
+        return sum(len(r.tokens) for r in self.requests)
+
+    @property
+    def duration_s(self) -> float:
+        return self.requests[-1].ts - self.requests[0].ts if self.requests else 0.0
+
+    @property
+    def n_sessions(self) -> int:
+        return len({r.session for r in self.requests})
+
+    def check(self) -> None:
+        """Raise InvariantError unless the requests are ordered, typed and internally consistent."""
+        for r in self.requests:
+            if r.tokens.dtype != np.int32 or r.tokens.ndim != 1:
+                raise InvariantError(f"a request's tokens must be a flat int32 array, got {r.tokens.dtype}")
+            if not 0 < r.n_input <= len(r.tokens):
+                raise InvariantError(f"n_input must lie in 1..{len(r.tokens)}, got {r.n_input}")
+            if len(r.tokens) and int(r.tokens.min()) < 0:
+                raise InvariantError(f"token ids are not negative, got {int(r.tokens.min())}")
+            if not np.isfinite(r.ts):
+                raise InvariantError(f"arrival times are finite seconds, got {r.ts}")
+        for a, b in pairwise(self.requests):
+            if b.ts < a.ts:
+                raise InvariantError(f"requests must be sorted by arrival: {a.ts} s is followed by {b.ts}")
+
+
+def make_trace(name: str, requests: Iterable[Request]) -> Trace:
+    """Sort by arrival (stable) and shift the origin to the first arrival; raises TraceError when there is nothing."""
+    ordered = sorted(requests, key=lambda r: r.ts)
+    if not ordered:
+        raise TraceError(f"the trace holds no request; give a file with at least one: {name}")
+    first = ordered[0].ts
+    if first != 0.0:
+        ordered = [Request(r.tokens, r.n_input, r.ts - first, r.session, r.turn) for r in ordered]
+    return Trace(name, tuple(ordered))
+
+
+def make_request(
+    input_ids: Sequence[int] | Tokens,
+    output_ids: Sequence[int] | Tokens,
+    ts: float,
+    session: str,
+    turn: int = 0,
+    where: str = "request",
+) -> Request:
+    """Build a request from token ids, validating them; raises TraceError whose message starts with `where`."""
+    n_input = len(input_ids)
+    if n_input == 0:
+        raise TraceError(f"{where}: a request needs at least one input token, got {n_input}")
+    if isinstance(ts, bool) or not isinstance(ts, int | float) or not np.isfinite(ts):
+        raise TraceError(f"{where}: the arrival must be a finite number of seconds, got {ts!r}")
+    tokens = np.empty(n_input + len(output_ids), dtype=np.int32)
+    tokens[:n_input] = _checked(input_ids, where)
+    tokens[n_input:] = _checked(output_ids, where)
+    tokens.flags.writeable = False
+    return Request(tokens, n_input, float(ts), session, turn)
+
+
+def _checked(ids: Sequence[int] | Tokens, where: str) -> Tokens:
+    try:
+        wide = np.asarray(ids)
+    except (ValueError, OverflowError) as error:
+        raise TraceError(f"{where}: token ids must be a flat list of integers: {error}") from error
+    if wide.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if wide.ndim != 1 or wide.dtype.kind not in "iu":
+        raise TraceError(f"{where}: token ids must be a flat list of integers, got {wide.dtype}")
+    if wide.min() < 0 or wide.max() >= TOKEN_LIMIT:
+        bad = wide.min() if wide.min() < 0 else wide.max()
+        raise TraceError(f"{where}: token ids must lie in 0..{TOKEN_LIMIT - 1}, got {bad}")
+    return wide.astype(np.int32)
