@@ -1,4 +1,4 @@
-"""Costs of one recurrent layer: gated delta rule (GDN, KDA), Mamba-2, Mamba-1; same questions as in `core/layers.py`."""
+"""Costs of one recurrent layer: gated delta rule (GDN, KDA), Mamba-2, Mamba-1; questions as in `core/layers.py`."""
 
 from dataclasses import dataclass
 
