@@ -1,0 +1,78 @@
+"""The `sglang-hybrid` command: serve, simulate, doctor, spec."""
+
+from __future__ import annotations
+
+import sys
+
+from sglang_hybrid import __version__
+from sglang_hybrid.core.errors import ConfigError
+
+_USAGE = f"""sglang-hybrid {__version__}
+usage: sglang-hybrid COMMAND ...
+
+  serve ...          start a server (the same as python -m sglang_hybrid.launch_server)
+  simulate ...       replay traces against cache policies and capacities
+  spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json)
+  doctor             this environment and what is wrong with it; exit status 1 if something is
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; exit status 2 for bad input."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help"):
+        print(_USAGE)  # noqa: T201
+        return 0
+    if command == "--version":
+        print(__version__)  # noqa: T201
+        return 0
+    if command not in COMMANDS:
+        print(f"error: no such command; choose one of {', '.join(COMMANDS)}: {command}", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        return COMMANDS[command](rest)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    from sglang_hybrid import launch_server
+
+    return launch_server.main(arguments)
+
+
+def _simulate(arguments: list[str]) -> int:
+    from sglang_hybrid.sim import cli
+
+    return cli.main(arguments)
+
+
+def _spec(arguments: list[str]) -> int:
+    from sglang_hybrid.core import spec
+
+    if not arguments:
+        raise ConfigError(f"name at least one model: a folder, a config.json or one of {', '.join(spec.PRESETS)}")
+    for model in arguments:
+        known = spec.preset(model) if model in spec.PRESETS else spec.from_config(model)
+        for key, value in spec.describe(known):
+            print(f"{key:<24} {value}")  # noqa: T201
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    from sglang_hybrid.engine import doctor
+
+    if arguments:
+        raise ConfigError(f"doctor takes no arguments: {arguments[0]}")
+    findings = doctor.examine()
+    for finding in findings:
+        print(finding)  # noqa: T201
+    return 1 if any(finding.problem for finding in findings) else 0
+
+
+COMMANDS = {"serve": _serve, "simulate": _simulate, "spec": _spec, "doctor": _doctor}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The radix cache backend `hybrid`: proves that this package is really active, reports, then builds the cache.
+
+An unknown backend name stops SGLang, so a server that serves with `--radix-cache-backend hybrid` has run this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from typing import Any
+
+from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.core.errors import IncompatibleEngine
+from sglang_hybrid.engine import compat, report
+
+NAME = "hybrid"
+
+logger = logging.getLogger(__name__)
+
+_required_hooks: list[str] = []
+
+
+def register() -> None:
+    """Register the backend and the hooks of this process; SGLang applies the hooks right after."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from sglang_hybrid.engine import cpu
+
+        _required_hooks.extend(cpu.register_hooks())
+    if multiprocessing.parent_process() is None:  # only the HTTP process has children to lose
+        HookRegistry.register(compat.CHILD_DIED, _explain_dead_child, HookType.BEFORE)
+        _required_hooks.append(compat.CHILD_DIED)
+    register_radix_cache_backend(NAME, build_cache)
+
+
+def verify_hooks() -> None:
+    """Raise IncompatibleEngine unless every hook of this process is in place: SGLang only logs one that failed."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    if missing := [target for target in _required_hooks if target not in HookRegistry._patched]:
+        raise IncompatibleEngine(
+            f"SGLang {compat.engine_version()} did not accept a hook this server cannot be right without; "
+            f"install sglang=={compat.PRIMARY}: {', '.join(missing)}"
+        )
+
+
+def build_cache(ctx: Any) -> Any:
+    """Radix cache factory, called once in each scheduler process with SGLang's TreeCacheBuildContext."""
+    from sglang.srt.mem_cache.registry import default_radix_cache_factory
+
+    verify_hooks()
+    config = HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
+    cache = default_radix_cache_factory(ctx)
+    if ctx.tp_rank == 0:
+        for line in report.start_block(ctx, cache, config):
+            logger.info(line)
+    return cache
+
+
+def _explain_dead_child(*_: Any, **__: Any) -> None:
+    """Said by the HTTP process before SGLang kills what is left and exits."""
+    logger.error(
+        "A server process died and the server stops. Its own message stands above; if there is none, the operating "
+        "system killed it, most often for memory: lower --mem-fraction-static (GPU) or --hybrid-cpu-memory-gb (CPU)."
+    )

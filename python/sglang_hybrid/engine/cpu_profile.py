@@ -1,0 +1,78 @@
+"""Defaults for serving on a plain CPU: starts in seconds, fits a laptop, and caches like a GPU would."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+
+_MOST_TOKENS = 1 << 18
+"""Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
+
+_MOST_STATES = 512
+_LEAST_TOKENS_PER_STATE = 64
+
+
+def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, torch_dtype: str | None) -> dict[str, Any]:
+    """SGLang flags to add where the user gave none; raises ConfigError if the budget holds not one request."""
+    chosen: dict[str, Any] = {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_overlap_schedule": True,  # there is no stream to overlap with
+    }
+    if namespace.max_running_requests is None:
+        chosen["max_running_requests"] = 16
+    if namespace.dtype == "auto" and torch_dtype in (None, "float32", "float16"):
+        chosen["dtype"] = "float32"  # half precision is emulated on most CPUs
+    if spec is None:
+        return chosen
+    hybrid = spec.checkpoint_bytes > 0
+    if hybrid and namespace.mamba_radix_cache_strategy == "auto":
+        chosen["mamba_radix_cache_strategy"] = "extra_buffer"  # no_buffer never serves an exact repeat
+    tokens, states = sizes(config.cpu_memory_bytes, spec)
+    if namespace.max_total_tokens is None:
+        chosen["max_total_tokens"] = tokens
+    if hybrid and namespace.max_mamba_cache_size is None:
+        chosen["max_mamba_cache_size"] = states
+        if namespace.max_running_requests is None:
+            chosen["max_running_requests"] = max(1, min(16, states // SLOTS_PER_REQUEST))
+    return chosen
+
+
+SLOTS_PER_REQUEST = 4
+"""State slots SGLang sets aside for a running request with extra_buffer and no overlap."""
+
+
+def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
+    """Tokens and states for a byte budget: states get half of it, at most; the rest is KV."""
+    states = 0
+    if spec.checkpoint_bytes:
+        states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes)
+        if states < SLOTS_PER_REQUEST:
+            need_gb = 2 * SLOTS_PER_REQUEST * spec.checkpoint_bytes / 1e9
+            raise ConfigError(
+                f"one request takes {SLOTS_PER_REQUEST} states of {spec.checkpoint_bytes:,} bytes; raise "
+                f"--hybrid-cpu-memory-gb to {need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
+            )
+    left_bytes = budget_bytes - states * spec.checkpoint_bytes
+    tokens = min(_MOST_TOKENS, left_bytes // spec.kv_bytes_per_token if spec.kv_bytes_per_token else _MOST_TOKENS)
+    if tokens < 2048:
+        need_gb = (budget_bytes - left_bytes + 2048 * spec.kv_bytes_per_token) / 1e9
+        raise ConfigError(
+            f"2,048 tokens of KV take {2048 * spec.kv_bytes_per_token:,} bytes; raise --hybrid-cpu-memory-gb to "
+            f"{need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
+        )
+    return int(tokens), int(states)
+
+
+def environment(config: HybridConfig) -> dict[str, str]:
+    """Environment variables to set where the user set none."""
+    threads = config.cpu_threads or max(1, (os.cpu_count() or 2) // 2)  # the other half tokenises and serves HTTP
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "",
+    }

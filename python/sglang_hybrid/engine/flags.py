@@ -1,0 +1,76 @@
+"""The command line: our flags first (SGLang drops names it does not know), everything else to SGLang's own parser."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from typing import NoReturn
+
+from sglang_hybrid.core.config import HybridConfig, read_mapping
+from sglang_hybrid.core.errors import ConfigError
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are ConfigErrors: SGLang's usage text is several screens long."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help lists every flag")
+
+
+def hybrid_parser() -> argparse.ArgumentParser:
+    """`--hybrid-config` and one flag per field of HybridConfig; a flag that is not given is absent from the result."""
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    group = parser.add_argument_group("sglang-hybrid")
+    group.add_argument(
+        "--hybrid-config", metavar="FILE_OR_JSON", help="JSON or YAML file, or inline JSON; flags override it"
+    )
+    for option in dataclasses.fields(HybridConfig):
+        group.add_argument(
+            "--hybrid-" + option.name.replace("_", "-"),
+            dest=option.name,
+            type=type(option.default),
+            choices=option.metadata["choices"] or None,
+            help=f"{option.metadata['help']} (default: {option.default})",
+        )
+    return parser
+
+
+def split(argv: list[str]) -> tuple[HybridConfig, list[str]]:
+    """Return our configuration and the arguments left for SGLang; raises ConfigError for a bad value of ours."""
+    given, rest = hybrid_parser().parse_known_args(argv)
+    values = vars(given)
+    source = values.pop("hybrid_config", None)
+    merged = {**(read_mapping(source) if source is not None else {}), **values}
+    return HybridConfig.from_mapping(merged), rest
+
+
+def engine_parser() -> argparse.ArgumentParser:
+    """SGLang's own parser, with errors as ConfigError."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(prog="python -m sglang_hybrid.launch_server", conflict_handler="resolve")
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def parse_engine(argv: list[str]) -> argparse.Namespace:
+    """Parse SGLang's flags, naming the nearest known flag for one that does not exist."""
+    parser = engine_parser()
+    if "--config" in argv:
+        from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+        argv = ConfigArgumentMerger(parser).merge_config_with_args(argv)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [flag for action in (*parser._actions, *hybrid_parser()._actions) for flag in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"unknown argument; {hint}--help lists every flag: {unknown[0]}")
+    return namespace
+
+
+def help_text() -> str:
+    """SGLang's help followed by ours."""
+    ours = hybrid_parser().format_help().split("\n\n", 1)[1]
+    return f"{engine_parser().format_help()}\n{ours}"

@@ -1,0 +1,111 @@
+"""What can be known to fail before minutes of start-up: the model folder, its architecture, the port, the sizes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import socket
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec, from_config
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_LEAST_TOKENS = 128
+"""A prompt, its answer and SGLang's own head room; below this not even the warm-up request fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of the model before the engine loads it; `config` is None for a hub name not on this disk."""
+
+    path: str
+    config: dict[str, Any] | None = None
+    spec: ModelSpec | None = None
+    note: str | None = None
+
+
+def inspect_model(namespace: Any) -> Model:
+    """Look at `namespace.model_path`; raises ConfigError for a folder or an architecture that cannot be served."""
+    path = namespace.model_path
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if _HUB_NAME.fullmatch(path) and not path.startswith("."):
+            return Model(path)
+        raise ConfigError(f"no such model folder; give a folder with config.json or a hub name ORG/MODEL: {path}")
+    if not folder.is_dir():
+        return Model(path)  # a single file, for example GGUF: SGLang's loader knows
+    config = _read_config(folder)
+    if namespace.load_format != "dummy" and not any(f.suffix in _WEIGHT_SUFFIXES for f in folder.iterdir()):
+        raise ConfigError(f"the model folder holds no weights; complete it or pass --load-format dummy: {path}")
+    _check_architecture(config)
+    try:
+        spec = from_config(config)
+    except ConfigError as error:
+        return Model(path, config, None, f"costs of this model are unknown, sizes are SGLang's own: {error}")
+    note = None
+    if spec.checkpoint_bytes == 0:
+        note = "the model has no recurrent layers: it is served, with plain attention caching"
+    return Model(path, config, spec, note)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"the model folder has no config.json: {folder}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config.json of the model is not valid JSON ({error}): {file}") from error
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise ConfigError(f"config.json names no architecture (key 'architectures'): {file}")
+    return config
+
+
+def _check_architecture(config: dict[str, Any]) -> None:
+    """Read the class names in SGLang's model files instead of importing two hundred modules."""
+    name = config["architectures"][0]
+    if "auto_map" in config:
+        return  # code that travels with the model
+    spec = find_spec("sglang.srt.models")
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    served: set[str] = set()
+    for file in (file for root in roots for file in Path(root).rglob("*.py")):
+        served.update(re.findall(r"^class (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
+    if name in served:
+        return
+    close = difflib.get_close_matches(name, [n for n in served if n.endswith(("CausalLM", "Generation"))], n=3)
+    near = f"; the nearest it knows: {', '.join(close)}" if close else ""
+    raise ConfigError(f"this SGLang serves no such architecture{near}: {name}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError if another program listens on the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} ({error.strerror}); stop the other server or pass another --port: {port}"
+            ) from error
+
+
+def check_sizes(namespace: Any, spec: ModelSpec | None, slots_per_request: int) -> None:
+    """Raise ConfigError if the sizes given leave no room for one request."""
+    tokens, states = namespace.max_total_tokens, namespace.max_mamba_cache_size
+    if tokens is not None and tokens < _LEAST_TOKENS:
+        raise ConfigError(
+            f"--max-total-tokens leaves no room for one request, at least {_LEAST_TOKENS} are needed: {tokens}"
+        )
+    if spec is not None and spec.checkpoint_bytes and states is not None and states < slots_per_request:
+        raise ConfigError(
+            f"--max-mamba-cache-size leaves no room for one request, which takes {slots_per_request} state slots "
+            f"under this strategy: {states}"
+        )

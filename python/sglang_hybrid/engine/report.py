@@ -1,0 +1,116 @@
+"""The block a server logs once: what it really allocated, read from the tensors and not from the flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.arguments import slots_per_request
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Sizes of the pools of one scheduler process; slot 0 of each is SGLang's padding and not counted."""
+
+    tokens: int
+    kv_bytes: int
+    states: int
+    state_bytes: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.kv_bytes / self.tokens if self.tokens else 0.0
+
+    @property
+    def bytes_per_state(self) -> float:
+        return self.state_bytes / (self.states + 1) if self.states else 0.0
+
+
+def read_pools(req_to_token_pool: Any, allocator: Any) -> Pools:
+    """Measure SGLang's pools."""
+    pool = getattr(req_to_token_pool, "mamba_pool", None)
+    kv = allocator.get_kvcache()
+    kv = getattr(kv, "full_kv_pool", kv)  # a hybrid pool wraps the one of its attention layers
+    buffers = [*getattr(kv, "k_buffer", ()), *getattr(kv, "v_buffer", ()), *getattr(kv, "kv_buffer", ())]
+    kv_bytes = sum(b.nbytes * allocator.size // b.shape[0] for b in buffers)  # without the padding page
+    state_bytes = pool.mamba_cache.mem_usage_bytes() if pool is not None else 0
+    return Pools(allocator.size, kv_bytes, pool.size if pool is not None else 0, state_bytes)
+
+
+def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
+    """Lines for the log: model, layers, bytes, capacity, cache, concurrency and what limits it."""
+    args = compat.resolved(ctx.server_args)
+    pools = read_pools(ctx.params.req_to_token_pool, ctx.params.token_to_kv_pool_allocator)
+    spec = _spec(ctx)
+    lines = [
+        "sglang-hybrid is active:",
+        f"  model        {_name(ctx)}: {_layers(ctx, spec)}",
+        f"  KV           {pools.tokens:,} tokens x {pools.bytes_per_token:,.0f} B = {_size(pools.kv_bytes)}",
+    ]
+    if pools.states:
+        lines.append(
+            f"  states       {pools.states:,} x {_size(pools.bytes_per_state)} = {_size(pools.state_bytes)}"
+            f" (one state = {_equal_tokens(pools)} tokens of KV)"
+        )
+    lines += [
+        f"  cache        backend {config.backend}, {type(cache).__name__}, {_strategy(ctx, args, pools)}",
+        f"  concurrency  {_concurrency(ctx, args, pools)}",
+    ]
+    if spec is not None and pools.states and round(pools.bytes_per_state) != spec.checkpoint_bytes:
+        lines.append(f"  note         the cost model expected {spec.checkpoint_bytes:,} B per state")
+    return lines
+
+
+def _spec(ctx: Any) -> ModelSpec | None:
+    try:
+        return from_config(ctx.model_config.hf_config.to_dict())
+    except ConfigError:
+        return None
+
+
+def _name(ctx: Any) -> str:
+    return f"{ctx.model_config.hf_config.architectures[0]} ({ctx.model_config.model_path})"
+
+
+def _layers(ctx: Any, spec: ModelSpec | None) -> str:
+    if spec is None:
+        return f"{ctx.model_config.num_hidden_layers} layers, costs unknown"
+    return ", ".join(f"{count} {kind}" for kind, count in spec.layer_counts.items() if count)
+
+
+def _equal_tokens(pools: Pools) -> str:
+    return f"{pools.bytes_per_state / pools.bytes_per_token:,.0f}" if pools.bytes_per_token else "-"
+
+
+def _strategy(ctx: Any, args: Any, pools: Pools) -> str:
+    if ctx.disable_radix_cache:
+        return "prefix caching is off"
+    page = ctx.params.page_size
+    if not pools.states:
+        return f"a prefix is reused to the page of {page} tokens"
+    if not ctx.params.enable_mamba_extra_buffer:
+        return "no_buffer: a prefix is reused only from the exact end of an earlier prompt or answer"
+    grid = compat.checkpoint_grid(ctx.server_args)
+    return f"{args.mamba_radix_cache_strategy}: a prefix is reused to the checkpoint grid of {grid} tokens"
+
+
+def _concurrency(ctx: Any, args: Any, pools: Pools) -> str:
+    running = ctx.tp_worker.model_runner.max_running_requests
+    bounds = {"--max-running-requests": args.max_running_requests, "KV tokens": pools.tokens // 2}
+    if pools.states:
+        slots = slots_per_request(args)
+        bounds[f"states at {slots} slots per request"] = pools.states // slots
+    tight = [name for name, bound in bounds.items() if bound is not None and bound <= running]
+    return f"{running} requests at once, limited by {' and '.join(tight) or 'SGLang'}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"

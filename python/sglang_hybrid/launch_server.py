@@ -1,0 +1,88 @@
+"""`python -m sglang_hybrid.launch_server`: every SGLang flag and ours; checks, then hands over to SGLang's server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.plugin import activate_platform
+
+if __name__ == "__mp_main__":
+    # A spawned child imports this module before anything of SGLang: 0.5.17 needs the platform that early.
+    activate_platform()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until stopped. Exit status: 2 for bad input, otherwise what SGLang's server ends with."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _serve(arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    from sglang_hybrid.engine import flags
+
+    config, rest = flags.split(arguments)
+    _enter_platform(rest, config)
+    from sglang_hybrid.engine import compat
+
+    compat.check_engine()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    if {"-h", "--help"} & set(rest):
+        print(flags.help_text())  # noqa: T201
+        return 0
+    final = _complete(flags.parse_engine(rest), rest, config)
+    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    from sglang_hybrid.engine import backend
+
+    backend.verify_hooks()
+    return _hand_over(final)
+
+
+def _enter_platform(rest: list[str], config: HybridConfig) -> None:
+    """Choose CPU or GPU before SGLang is imported: it reads the environment at import."""
+    from sglang_hybrid.engine import cpu_profile, platform
+
+    if platform.wants_cpu(rest):
+        for name, value in cpu_profile.environment(config).items():
+            os.environ.setdefault(name, value)
+        activate_platform()
+
+
+def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str]:
+    """Check what was asked for and return SGLang's arguments with our defaults added where none was given."""
+    from sglang_hybrid.engine import arguments, preflight
+
+    preflight.check_port(namespace.host, namespace.port)
+    model = preflight.inspect_model(namespace)
+    final, namespace = arguments.complete(namespace, rest, config, model)
+    preflight.check_sizes(namespace, model.spec, arguments.slots_per_request(namespace))
+    if model.note:
+        print(f"note: {model.note}", file=sys.stderr)  # noqa: T201
+    return final
+
+
+def _hand_over(arguments: list[str]) -> int:
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        run_server(prepare_server_args(arguments))
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

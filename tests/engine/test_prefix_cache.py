@@ -1,0 +1,129 @@
+"""Prefix caching serves what it should and never changes a token: real servers on the CPU platform, float32."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+from conftest import Client, Prompt, Reference
+
+pytestmark = pytest.mark.engine
+
+GRID = 64
+CHUNK = 128
+FIRST, LAST = 3, 258  # the byte tokens of the demo vocabulary
+
+STRATEGIES = {
+    "extra_buffer": ("--chunked-prefill-size", str(CHUNK)),
+    "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--chunked-prefill-size", str(CHUNK)),
+}
+OFF = ("--disable-radix-cache",)
+
+
+def words(rng: random.Random, count: int) -> Prompt:
+    return [rng.randint(FIRST, LAST) for _ in range(count)]
+
+
+def prompts(seed: int, count: int) -> list[Prompt]:
+    """Random prompts: lengths around every grid and chunk boundary, a third of them continuing or branching off
+    an earlier one."""
+    rng = random.Random(seed)
+    edges = [edge + off for edge in (GRID, CHUNK, 2 * CHUNK, 3 * CHUNK, 512) for off in (-2, -1, 0, 1, 2)]
+    made: list[Prompt] = []
+    for i in range(count):
+        length = rng.choice(edges) if i % 2 else rng.randint(1, 600)
+        prompt = words(rng, length)
+        if made and rng.random() < 0.6:
+            base = rng.choice(made)
+            cut = rng.choice([len(base), rng.randint(1, len(base)), len(base) // GRID * GRID or 1])
+            prompt = base[:cut] + words(rng, rng.randint(1, 150))
+        made.append(prompt)
+    return made
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("preset", ["gdn", "mamba2"])
+def test_tokens_equal_transformers(
+    serve: Callable[..., Client], references: Callable[[str], Reference], preset: str, strategy: str
+) -> None:
+    client, reference = serve(preset, *STRATEGIES[strategy]), references(preset)
+    client.flush()
+    batch = prompts(seed=1, count=120)
+    answers = client.generate_all(batch)
+    assert sum(cached for _, cached in answers) > 0, "nothing was cached, so nothing was tested"
+    for prompt, (output, _) in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, output, strategy)
+
+
+def test_tokens_equal_cache_off(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
+    """Warm and cold servers agree on the same prompts, one at a time and eight at once."""
+    on, off, reference = serve("gdn", *STRATEGIES["extra_buffer"]), serve("gdn", *OFF), references("gdn")
+    batch = prompts(seed=2, count=150)
+    cold = off.generate_all(batch)
+    assert all(cached == 0 for _, cached in cold)
+    for at_once in (1, 8):
+        warm = on.generate_all(batch, at_once=at_once)
+        for prompt, (one, _), (other, _) in zip(batch, warm, cold, strict=True):
+            reference.assert_same(prompt, one, other, f"{at_once} at once,")
+
+
+def test_an_identical_prompt_is_served_from_cache(serve: Callable[..., Client]) -> None:
+    client, prompt = serve("gdn", *STRATEGIES["extra_buffer"]), words(random.Random(3), 700)
+    first, cold = client.generate(prompt)
+    second, warm = client.generate(prompt)
+    assert (cold, warm) == (0, 640)  # the last multiple of the grid before the prompt's last token
+    assert first == second
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], strategy: str) -> None:
+    client, rng = serve("gdn", *STRATEGIES[strategy]), random.Random(4)
+    history = words(rng, 300)
+    for turn in range(4):
+        answer, cached = client.generate(history, tokens=40)
+        if turn == 0:
+            assert cached == 0
+        elif strategy == "no_buffer":
+            assert cached == end - 1  # the state stands at the last token that was fed, one before the answer's end
+        else:
+            assert end - 2 * GRID < cached <= end
+        end = len(history) + len(answer)
+        history = history + answer + words(rng, 30)
+
+
+def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
+    """SGLang checkpoints a branch when it is seen for the second time, so the third prompt profits (marconi 4.1)."""
+    client, reference, rng = serve("gdn", *STRATEGIES["extra_buffer"]), references("gdn"), random.Random(5)
+    shared = words(rng, 448)
+    hits = []
+    for _ in range(3):
+        prompt = shared + words(rng, 100)
+        output, cached = client.generate(prompt)
+        reference.assert_greedy(prompt, output)
+        hits.append(cached)
+    assert hits == [0, 0, 448]
+
+
+def test_aborts_in_mid_prefill_leave_no_trace(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """Clients that hang up while their prompt is being computed harm neither the others nor the cache."""
+    client, reference, rng = serve("gdn", *STRATEGIES["extra_buffer"]), references("gdn"), random.Random(6)
+    long = [words(rng, 4000) for _ in range(6)]
+
+    def hang_up(prompt: Prompt) -> None:
+        with pytest.raises(OSError):  # noqa: PT011 - a timeout or a reset, as the network likes
+            client.generate(prompt, timeout=0.15)
+
+    threads = [threading.Thread(target=hang_up, args=(prompt,)) for prompt in long]
+    for thread in threads:
+        thread.start()
+    batch = [prompt[: rng.randint(1, 400)] for prompt in long] + [prompt[:700] + words(rng, 40) for prompt in long]
+    for prompt, (output, _) in zip(batch, client.generate_all(batch), strict=True):
+        reference.assert_greedy(prompt, output)
+    for thread in threads:
+        thread.join()
+    client.flush()
+    assert client.generate(long[0][:700])[1] == 0, "flush_cache needs an idle server: something was left locked"

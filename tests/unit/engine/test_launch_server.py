@@ -1,0 +1,214 @@
+"""Bad input to the launcher: exit status 2 and a message that names the remedy and the value, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hybrid import launch_server
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight
+from sglang_hybrid.engine.preflight import Model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "dtype": "float32",
+}
+QWEN3_NEXT = {
+    **LLAMA,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", QWEN3_NEXT)
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run the launcher; assert that it refuses with status 2 and one line; return the line."""
+    assert launch_server.main(["--port", str(free_port()), *argv]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_unknown_flag_of_sglang(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    line = refused(capsys, "--model-path", str(folder), "--max-total-token", "5", "--chunked-prefil-sise", "8")
+    assert "did you mean --chunked-prefill-size?" in line
+    assert line.endswith("--chunked-prefil-sise")
+
+
+def test_unknown_flag_of_ours(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    line = refused(capsys, "--model-path", str(folder), "--hybrid-cpu-memory", "5")
+    assert "did you mean --hybrid-cpu-memory-gb?" in line
+
+
+def test_missing_model_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--model-path" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{cpu_memory_gb: [", "neither valid JSON nor valid YAML"),
+        ("no-such-file.yaml", "no such configuration file"),
+        ('{"cpu_memory": 1}', "did you mean 'cpu_memory_gb': 'cpu_memory'"),
+        ('{"cpu_memory_gb": "much"}', "must be of type float: 'much'"),
+        ('{"cpu_memory_gb": -1}', "must be positive, for example 1.0: -1.0"),
+        ('{"cpu_threads": -2}', "must be 0 (automatic) or more: -2"),
+        ('{"backend": "magic"}', "must be one of hybrid, stock: 'magic'"),
+    ],
+)
+def test_bad_configuration(capsys: pytest.CaptureFixture[str], folder: Path, text: str, message: str) -> None:
+    assert message in refused(capsys, "--model-path", str(folder), "--hybrid-config", text)
+
+
+def test_configuration_that_is_no_mapping(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "list.yaml"
+    file.write_text("- 1\n- 2\n")
+    assert "must hold a mapping" in refused(capsys, "--model-path", "x/y", "--hybrid-config", str(file))
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "hybrid.yaml"
+    file.write_text("cpu_memory_gb: 3\ncpu_threads: 2\n")
+    config, rest = flags.split(["--hybrid-config", str(file), "--hybrid-cpu-threads", "1", "--port", "7"])
+    assert config == HybridConfig(cpu_memory_gb=3.0, cpu_threads=1)
+    assert rest == ["--port", "7"]
+    assert HybridConfig.from_json(config.to_json()) == config
+
+
+def test_missing_model_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "--model-path", "./not/there").endswith("./not/there")
+
+
+def test_folder_without_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "has no config.json" in refused(capsys, "--model-path", str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_malformed_model_config(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    assert str(folder / "config.json") in refused(capsys, "--model-path", str(folder))
+
+
+def test_folder_without_weights(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in refused(capsys, "--model-path", str(folder))
+
+
+def test_unsupported_architecture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write(tmp_path, {**QWEN3_NEXT, "architectures": ["Qwen3NextestForCausalLM"]})
+    line = refused(capsys, "--model-path", str(tmp_path))
+    assert "Qwen3NextForCausalLM" in line
+    assert line.endswith("Qwen3NextestForCausalLM")
+
+
+def test_port_in_use(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert launch_server.main(["--model-path", str(folder), "--port", str(port)]) == 2
+    assert f"pass another --port: {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--max-total-tokens", "10"), "no room for one request, at least 128 are needed: 10"),
+        (("--max-mamba-cache-size", "2"), "which takes 4 state slots under this strategy: 2"),
+        (("--hybrid-cpu-memory-gb", "0.0001"), "raise --hybrid-cpu-memory-gb to "),
+    ],
+)
+def test_too_little_memory_for_one_request(
+    capsys: pytest.CaptureFixture[str], folder: Path, given: tuple[str, str], message: str
+) -> None:
+    assert message in refused(capsys, "--model-path", str(folder), *given)
+
+
+@pytest.mark.parametrize("given", [("--enable-lmcache",), ("--radix-cache-backend", "flexkv")])
+def test_another_cache_needs_the_stock_backend(
+    capsys: pytest.CaptureFixture[str], folder: Path, given: tuple[str, ...]
+) -> None:
+    assert "add --hybrid-backend stock" in refused(capsys, "--model-path", str(folder), *given)
+
+
+def test_a_model_without_recurrent_layers_gets_a_note(tmp_path: Path) -> None:
+    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, LLAMA))]))
+    assert model.note is not None
+    assert "no recurrent layers" in model.note
+
+
+def test_a_hub_name_is_left_to_sglang() -> None:
+    assert preflight.inspect_model(flags.parse_engine(["--model-path", "Org/Model-8B"])) == Model("Org/Model-8B")
+
+
+def test_defaults_fill_only_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE", raising=False)
+    rest = ["--model-path", str(folder), "--max-total-tokens", "5000", "--attention-backend=torch_native"]
+    namespace = flags.parse_engine(rest)
+    final, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    assert final[: len(rest)] == rest
+    assert final.count("--attention-backend") == 0
+    assert (parsed.max_total_tokens, parsed.device, parsed.radix_cache_backend) == (5000, "cpu", "hybrid")
+    assert (parsed.dtype, parsed.mamba_radix_cache_strategy) == ("float32", "extra_buffer")
+    assert parsed.max_mamba_cache_size * preflight.inspect_model(namespace).spec.checkpoint_bytes <= 5e8
+    import os
+
+    assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "float32"  # the trap of SGLang 0.5.21
+
+
+def test_sizes_stay_inside_the_budget(folder: Path) -> None:
+    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(folder)])).spec
+    assert spec is not None
+    for budget_bytes in (3_000_000, 10_000_000, 50_000_000, 1_000_000_000):
+        tokens, states = cpu_profile.sizes(budget_bytes, spec)
+        assert tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes <= budget_bytes
+
+
+def test_help_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch_server.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--hybrid-config" in shown
+    assert "--mamba-radix-cache-strategy" in shown
