@@ -1,0 +1,266 @@
+"""The prefix cache as decisions over one byte budget: tree, history, admission and eviction composed."""
+
+import math
+from dataclasses import dataclass
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.admission import AdmissionPolicy, Prefill
+from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.history import History
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree_check import check as check_tree
+from sglang_hybrid.prefix.tree_check import expect, walk
+
+REPRICED_DESCENDANTS = 32
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one commit did: checkpoint positions taken, checkpoints evicted for them, KV tokens held afterwards."""
+
+    positions: tuple[int, ...]
+    evicted: int
+    kv_tokens: int
+
+
+class PrefixCache:
+    """A hybrid prefix cache of `capacity_bytes`, never exceeded between calls.
+
+    `bypass=True`: a new entry is inserted and the lowest score goes, be it the new entry (insert-then-trim). Otherwise
+    room is made first, as SGLang and Marconi do, and a sequence larger than the cache is not admitted. Time that runs
+    backwards is taken as the latest time seen.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        capacity_bytes: int,
+        admission: AdmissionPolicy,
+        index: VictimIndex,
+        history: History | None = None,
+        bypass: bool = False,
+    ) -> None:
+        if capacity_bytes < 0:
+            raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
+        self.model = model
+        self.capacity_bytes = capacity_bytes
+        self.tree: RadixTree[Mark] = RadixTree(kv_only=model.checkpoint_bytes == 0)
+        self.history = history
+        self._admission = admission
+        self._index = index
+        self._bypass = bypass
+        self._nodes: dict[int, Node[Mark]] = {}
+        self._now = -math.inf
+        self._uses = 0
+
+    def used_bytes(self) -> int:
+        """Bytes of KV and checkpoints held."""
+        return self.tree.kv_tokens * self.model.kv_bytes_per_token + self.tree.states * self.model.checkpoint_bytes
+
+    def lookup(self, tokens: Tokens, now: float) -> int:
+        """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
+        tokens = as_tokens(tokens)
+        self._advance(now)
+        return self.tree.match(tokens, max(0, int(tokens.size) - 1)).restart_tokens
+
+    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
+        """Offer the finished request `tokens` (input, then output) for caching.
+
+        `boundaries` are input positions the caller knows will be shared (end of a system prompt, of a message).
+        Raises ConfigError for lengths or boundaries outside the sequence.
+        """
+        tokens = as_tokens(tokens)
+        total = int(tokens.size)
+        if not 0 <= n_input <= total:
+            raise ConfigError(f"n_input counts the first tokens of {total}: {n_input}")
+        if any(not 0 < at <= n_input for at in boundaries):
+            raise ConfigError(f"a boundary is a position in the {n_input} input tokens: {boundaries}")
+        now = self._advance(now)
+        if total == 0:
+            return Commit((), 0, self.tree.kv_tokens)
+        found = self.tree.match(tokens[:n_input], max(0, n_input - 1))
+        sighting = None if self.history is None else self.history.observe(tokens, n_input, now, boundaries)
+        self._uses += 1
+        if found.restart.state is not None:
+            self._use(found.restart, found.restart.state, now)
+        prefill = Prefill(found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
+        positions = [] if self.tree.kv_only else self._admission.positions(prefill)
+        evicted = self._admit(tokens, positions, prefill, now)
+        return Commit(tuple(positions), evicted, self.tree.kv_tokens)
+
+    def lock(self, tokens: Tokens) -> Node[Mark]:
+        """Protect what `lookup` would return for `tokens` until `unlock`; returns the handle for it."""
+        node = self.tree.match(as_tokens(tokens), max(0, len(tokens) - 1)).restart
+        self.tree.lock(node)
+        self._reindex()
+        return node
+
+    def unlock(self, node: Node[Mark]) -> None:
+        """Undo one `lock`; raises ConfigError without one."""
+        self.tree.unlock(node)
+        self._reindex()
+
+    def seed(self, tokens: Tokens, now: float) -> None:
+        """Announce a hot prefix: a checkpoint is taken at its end by the first request that computes it."""
+        if self.history is not None:
+            self.history.seed(as_tokens(tokens), self._advance(now))
+
+    def _advance(self, now: float) -> float:
+        if not math.isfinite(now):
+            raise ConfigError(f"time is a finite number of seconds: {now}")
+        self._now = max(self._now, now)
+        return self._now
+
+    def _use(self, node: Node[Mark], mark: Mark, now: float) -> None:
+        mark.touch = self._uses
+        if self.history is None:
+            mark.last_s = now
+            mark.hits += 1
+            if node.is_leaf and mark.kind != Kind.BRANCH:
+                mark.kind = Kind.SUPERSEDED
+            elif mark.kind == Kind.SUPERSEDED:
+                mark.kind = Kind.BRANCH
+        self.tree.changed[node.id] = node
+
+    def _admit(self, tokens: Tokens, positions: list[int], prefill: Prefill, now: float) -> int:
+        if not positions and not self.tree.kv_only:
+            return 0
+        end = prefill.end_tokens if self.tree.kv_only else positions[-1]
+        if not self._bypass:
+            end = self._fit(end, positions, prefill.restart_tokens)
+            positions[:] = [at for at in positions if at <= end]
+        if end == 0 or (not positions and not self.tree.kv_only):
+            return 0
+        leaf = self.tree.insert(tokens[:end], now)
+        for at in positions:
+            node = self.tree.node_at(leaf, at)
+            if node.state is None:
+                self.tree.attach(node, self._mark(at, prefill, now))
+        self._adopt(leaf, prefill, now)
+        if not self._bypass:
+            self.tree.lock(leaf)
+        self._reindex()
+        evicted = self._trim(now)
+        if not self._bypass:
+            self.tree.unlock(leaf)
+            self._reindex()
+        return evicted
+
+    def _fit(self, end: int, positions: list[int], restart: int) -> int:
+        """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
+        kv, state = self.model.kv_bytes_per_token, self.model.checkpoint_bytes
+        if self.tree.kv_only:
+            return min(end, self.capacity_bytes // kv) if kv else end
+        for count in range(len(positions), 0, -1):
+            if positions[count - 1] * kv + (count + (restart > 0)) * state <= self.capacity_bytes:
+                return positions[count - 1]
+        return 0
+
+    def _mark(self, position: int, prefill: Prefill, now: float) -> Mark:
+        sighting = prefill.sighting
+        if sighting is not None:
+            if position == prefill.end_tokens:
+                mark = sighting.tip
+            elif sighting.branch is not None and position == sighting.seen_tokens:
+                mark = sighting.branch
+            else:
+                mark = next((m for at, m in sighting.marks if at == position), None) or Mark(Kind.DECLARED, now)
+        else:
+            mark = Mark(Kind.FRESH if position == prefill.end_tokens else Kind.BRANCH, now)
+        mark.touch = self._uses
+        return mark
+
+    def _adopt(self, leaf: Node[Mark], prefill: Prefill, now: float) -> None:
+        """Make checkpoints share the history's marks, so that both see one age and class.
+
+        Pure KV has no checkpoints: every node of the path gets a mark instead, and counts as used.
+        """
+        known = {} if prefill.sighting is None else dict(prefill.sighting.marks)
+        node = leaf
+        while node.parent is not None:
+            if self.tree.kv_only and node.state is None:
+                self.tree.attach(node, self._mark(node.end, prefill, now))
+            if node.state is not None:
+                node.state = known.get(node.end, node.state)
+                if self.tree.kv_only:
+                    self._use(node, node.state, now)
+            self.tree.changed[node.id] = node
+            node = node.parent
+
+    def _trim(self, now: float) -> int:
+        evicted = 0
+        while self.used_bytes() > self.capacity_bytes:
+            victim = self._index.pop(now)
+            if victim is None:
+                raise InvariantError(
+                    f"locked entries exceed the capacity of {self.capacity_bytes}: {self.used_bytes()}"
+                )
+            node = self._nodes.pop(victim)
+            if self.tree.kv_only:
+                over = -(-(self.used_bytes() - self.capacity_bytes) // self.model.kv_bytes_per_token)
+                self.tree.trim(node, over)
+            else:
+                self.tree.drop(node)
+            evicted += 1
+            self._reindex()
+        return evicted
+
+    def _reindex(self) -> None:
+        """Put or discard every node the tree reports as changed, and those priced relative to it."""
+        changed = list(self.tree.changed.values())
+        self.tree.changed.clear()
+        for node in changed:
+            self._put(node)
+            budget = REPRICED_DESCENDANTS
+            stack = list(node.children.values()) if node.parent is not None else []
+            while stack and budget:
+                below = stack.pop()
+                budget -= 1
+                self._put(below)
+                if below.state is None:
+                    stack.extend(below.children.values())
+
+    def _put(self, node: Node[Mark]) -> None:
+        evictable = node.is_leaf if self.tree.kv_only else node.state is not None
+        if node.parent is None or node.locks or not evictable:
+            if self._nodes.pop(node.id, None) is not None:
+                self._index.discard(node.id)
+            return
+        self._nodes[node.id] = node
+        self._index.put(candidate(node))
+
+    def check(self) -> None:
+        """Raise InvariantError where tree, index, history and budget disagree."""
+        check_tree(self.tree)
+        self._index.check()
+        kv_only = self.tree.kv_only
+        live = {n.id for n in walk(self.tree) if not n.locks and (n.is_leaf if kv_only else n.state is not None)}
+        expect(live == set(self._nodes), "evictable nodes", len(self._nodes), len(live))
+        expect(self.used_bytes() <= self.capacity_bytes, "bytes", self.used_bytes(), self.capacity_bytes)
+        if self.history is not None:
+            self.history.check()
+
+
+def candidate(node: Node[Mark]) -> Candidate:
+    """`node` as an eviction policy sees it."""
+    mark, parent = node.state, node.parent
+    if parent is None:
+        raise InvariantError(f"the root is not evictable: node {node.id}")
+    return Candidate(
+        id=node.id,
+        end_tokens=node.end,
+        base_tokens=node.base().end,
+        parent_tokens=parent.end,
+        freed_kv_tokens=0 if node.children else int(node.tokens.size),
+        states=0 if mark is None else 1,
+        children=len(node.children),
+        last_s=node.last_s if mark is None else mark.last_s,
+        touch=0 if mark is None else mark.touch,
+        hits=0 if mark is None else mark.hits,
+        superseded=mark is not None and mark.kind == Kind.SUPERSEDED,
+        reuse_class=0 if mark is None else mark.reuse_class,
+    )

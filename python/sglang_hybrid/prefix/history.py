@@ -1,0 +1,160 @@
+"""Ghost history: a bounded, metadata-only radix tree of past requests.
+
+It remembers token ids (at most 8 bytes per token, against tens of kilobytes of KV), so a branch point is recognised
+after its KV was evicted, and reuse is counted for every restart position, kept or not: the odds the forecast learns
+are not censored by its own evictions. It is bounded by tokens and marks; the least recently used marks leave first.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.mark import KINDS, Kind, Mark
+from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, ReuseTable, age_bin
+from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree_check import check as check_tree
+from sglang_hybrid.prefix.tree_check import expect
+
+HIT_LEVELS = 3
+CLASSES = KINDS * HIT_LEVELS
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What the history knew about a request: tokens seen before, and the marks on its way in order of position.
+
+    `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below
+    that, `branch` the one created by this request (or None), `tip` the mark at its end.
+    """
+
+    seen_tokens: int
+    marks: tuple[tuple[int, Mark], ...]
+    branch: Mark | None
+    tip: Mark
+
+
+class History:
+    """The tree of past requests and the reuse table it feeds.
+
+    `min_branch_tokens`: a branch point counts only if it lies that far beyond the restart position before it.
+    """
+
+    def __init__(
+        self, table: ReuseTable, max_tokens: int = 32_000_000, max_marks: int = 400_000, min_branch_tokens: int = 16
+    ) -> None:
+        if max_tokens <= 0 or max_marks <= 0:
+            raise ConfigError(f"the history needs room for at least one token and mark: {max_tokens}, {max_marks}")
+        self.table = table
+        self.tree: RadixTree[Mark] = RadixTree()
+        self._max_tokens = max_tokens
+        self._max_marks = max_marks
+        self._min_branch_tokens = min_branch_tokens
+        self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
+        self._due: list[deque[tuple[float, Mark, int]]] = [deque() for _ in range(BINS - 1)]
+        self._uses = 0
+
+    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
+        """Enter one finished request, learn from it, and return what was known before it came."""
+        self._age(now)
+        found = self.tree.match(tokens[:n_input])
+        nodes = path_nodes(found.node, max(0, n_input - 1))
+        marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
+        kind = self._tip_kind(found.kv_tokens, marks)
+        turn, pace = 1, 0
+        if marks:
+            used = marks[-1][1]
+            turn, pace = used.turn + (kind != Kind.FRESH), age_bin(now - used.last_s)
+            self._use(nodes[-1], used, now)
+        leaf = self.tree.insert(tokens, now)
+        tip = self._mark(leaf, kind, now)
+        tip.turn, tip.pace = turn, pace
+        branch = None
+        if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
+            branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
+        for position in boundaries:
+            self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
+        self._evict()
+        self.table.refresh()
+        return Sighting(found.kv_tokens, marks, branch, tip)
+
+    def seed(self, tokens: Tokens, now: float) -> None:
+        """Announce a hot prefix: its first request is treated as a second sighting."""
+        if tokens.size:
+            self._mark(self.tree.insert(tokens, now), Kind.DECLARED, now)
+            self._evict()
+
+    def _tip_kind(self, seen: int, marks: tuple[tuple[int, Mark], ...]) -> Kind:
+        if not marks:
+            return Kind.FRESH if seen < self._min_branch_tokens else Kind.DIVERGED
+        position, used = marks[-1]
+        if seen - position >= self._min_branch_tokens:
+            return Kind.DIVERGED
+        return Kind.FRESH if used.kind in (Kind.BRANCH, Kind.DECLARED) else Kind.APPENDED
+
+    def _use(self, node: Node[Mark], used: Mark, now: float) -> None:
+        """Count the reuse of a mark; an end becomes superseded, or a branch once it was used again after that."""
+        self.table.record_use(used.reuse_class, now - used.last_s)
+        used.hits += 1
+        if used.kind in (Kind.DECLARED, Kind.SUPERSEDED):
+            used.kind = Kind.BRANCH
+        elif used.kind != Kind.BRANCH:
+            used.kind = Kind.SUPERSEDED
+        self._touch(used, now)
+        self._recency.move_to_end(node.id)
+
+    def _mark(self, node: Node[Mark], kind: Kind, now: float) -> Mark:
+        if node.state is not None:
+            return node.state
+        mark = Mark(kind, now)
+        self.tree.attach(node, mark)
+        self._recency[node.id] = node
+        self._touch(mark, now)
+        return mark
+
+    def _touch(self, mark: Mark, now: float) -> None:
+        self._uses += 1
+        mark.version = self._uses
+        mark.last_s = now
+        mark.reuse_class = mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)
+        self._due[0].append((now, mark, mark.version))
+
+    def _age(self, now: float) -> None:
+        """Count the marks that outlived an age bin unused."""
+        for at_bin, queue in enumerate(self._due):
+            limit = now - EDGES_LIST[at_bin + 1]
+            while queue and queue[0][0] <= limit:
+                last_s, mark, version = queue.popleft()
+                if mark.version == version:
+                    self.table.record_passed(mark.reuse_class, at_bin)
+                    if at_bin + 1 < BINS - 1:
+                        self._due[at_bin + 1].append((last_s, mark, version))
+
+    def _evict(self) -> None:
+        while self._recency and (self.tree.kv_tokens > self._max_tokens or self.tree.states > self._max_marks):
+            _, node = self._recency.popitem(last=False)
+            if node.state is not None:
+                node.state.version = -1  # no longer counted
+            self.tree.drop(node)
+        self.tree.changed.clear()
+
+    def check(self) -> None:
+        """Raise InvariantError where tree, recency order or bounds disagree."""
+        check_tree(self.tree)
+        expect(len(self._recency) == self.tree.states, "marks in recency order", len(self._recency), self.tree.states)
+        expect(self.tree.kv_tokens <= self._max_tokens, "history tokens", self.tree.kv_tokens, self._max_tokens)
+        expect(self.tree.states <= self._max_marks, "history marks", self.tree.states, self._max_marks)
+        self.table.check()
+
+
+def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
+    """Nodes with a mark from the root down to `node`, positions at most `limit`."""
+    nodes = []
+    at: Node[Mark] | None = node
+    while at is not None:
+        if at.state is not None and at.end <= limit:
+            nodes.append(at)
+        at = at.parent
+    nodes.reverse()
+    return nodes

@@ -1,0 +1,58 @@
+"""One edge of the hybrid radix tree and the node at its end."""
+
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hybrid.prefix.tokens import Tokens
+
+S = TypeVar("S")
+Slots = npt.NDArray[np.int64]
+
+
+class Node(Generic[S]):
+    """The edge `tokens` (positions [start, end) of the sequence) with its KV, and the checkpoint at `end`, if any.
+
+    `state` is what the owner stores for a checkpoint (a slot index, a mark); None means no checkpoint. `slots` are the
+    KV slots of the edge, or None where KV is only counted. `pins` counts locks taken on this very node, `locks` those
+    on it or any descendant. A node whose `parent` is None is the root or has left the tree.
+    """
+
+    __slots__ = ("children", "end", "id", "last_s", "locks", "parent", "pins", "slots", "state", "tokens")
+
+    def __init__(self, node_id: int, tokens: Tokens, end: int, parent: "Node[S] | None", now: float) -> None:
+        self.id = node_id
+        self.tokens = tokens
+        self.end = end
+        self.parent = parent
+        self.children: dict[int, Node[S]] = {}
+        self.state: S | None = None
+        self.slots: Slots | None = None
+        self.pins = 0
+        self.locks = 0
+        self.last_s = now
+
+    @property
+    def start(self) -> int:
+        """Position of the first token of the edge."""
+        return self.end - int(self.tokens.size)
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    def base(self) -> "Node[S]":
+        """The nearest proper ancestor with a checkpoint, or the root (which stands for the empty prefix)."""
+        node = self.parent
+        if node is None:
+            return self
+        while node.state is None and node.parent is not None:
+            node = node.parent
+        return node
+
+    def only_child(self) -> "Node[S] | None":
+        """The child of a node that has exactly one, else None."""
+        if len(self.children) != 1:
+            return None
+        return next(iter(self.children.values()))

@@ -1,0 +1,103 @@
+"""How soon a checkpoint of some class is used again, learned online, and the index value of waiting for it.
+
+Ages are seconds since last use in logarithmic bins. Per class and bin the table counts marks that were used again in
+the bin (`events`) and marks that passed it unused (`passed`); the hazard is their ratio, shrunk towards the pooled
+hazard times the level of the class. From it follows the Gittins index: the best, over all horizons W, of the chance of
+a reuse within W over the expected time the bytes are held until reuse or W.
+"""
+
+import numpy as np
+
+from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.prefix.candidates import FloatArray
+
+FIRST_EDGE_S = 0.5
+EDGE_RATIO = 1.29
+BINS = 44
+EDGES_S: FloatArray = np.concatenate(([0.0], FIRST_EDGE_S * EDGE_RATIO ** np.arange(BINS - 1), [np.inf]))
+WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO))
+EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
+
+
+def age_bin(age_s: float) -> int:
+    """The bin of an age in seconds; negative ages count as zero."""
+    return max(0, int(np.searchsorted(EDGES_S, age_s, side="right")) - 1)
+
+
+class ReuseTable:
+    """Event counts, hazards and index values of `classes` reuse classes.
+
+    `shrinkage` is the weight of the prior in observations, `half_life` the number of observed events after which old
+    counts weigh half (so a phase change is learned anew). `refresh` recomputes one class, some tens of microseconds.
+    """
+
+    def __init__(self, classes: int, shrinkage: float = 200.0, half_life: float = 4000.0) -> None:
+        self.classes = classes
+        self.events: FloatArray = np.zeros((classes, BINS))
+        self.passed: FloatArray = np.zeros((classes, BINS))
+        self.index: FloatArray = np.full((classes, BINS), 1e-6)
+        self._shrinkage = shrinkage
+        self._half_life = half_life
+        self._since_decay = 0
+        self._next = 0
+        for reuse_class in range(classes):
+            self._refresh_class(reuse_class)
+
+    def record_use(self, reuse_class: int, age_s: float) -> None:
+        """A mark of `reuse_class` was used again at age `age_s`."""
+        self.events[reuse_class, age_bin(age_s)] += 1.0
+        self._since_decay += 1
+        if self._since_decay >= self._half_life / 8:
+            self._since_decay = 0
+            self.events *= 0.5**0.125
+            self.passed *= 0.5**0.125
+
+    def record_passed(self, reuse_class: int, age_bin: int) -> None:
+        """A mark of `reuse_class` outlived `age_bin` unused."""
+        self.passed[reuse_class, age_bin] += 1.0
+
+    def refresh(self) -> None:
+        """Recompute the index values of the next class in turn."""
+        self._refresh_class(self._next)
+        self._next = (self._next + 1) % self.classes
+
+    def hazard(self, reuse_class: int) -> FloatArray:
+        """Chance of a reuse within each bin given survival to it, shape [BINS]."""
+        pooled = self._pooled()
+        events, seen = self.events[reuse_class], self.events[reuse_class] + self.passed[reuse_class]
+        expected = float(seen @ pooled)
+        level = (float(events.sum()) + 2.0) / (expected + 2.0)
+        prior = np.minimum(0.9, level * pooled)
+        raw = (events + self._shrinkage * prior) / (seen + self._shrinkage)
+        padded = np.concatenate((raw[:1], raw, raw[-1:]))
+        return np.asarray((padded[:-2] + 2.0 * padded[1:-1] + padded[2:]) / 4.0, dtype=np.float64)
+
+    def _pooled(self) -> FloatArray:
+        events = self.events.sum(axis=0)
+        seen = events + self.passed.sum(axis=0)
+        first_guess = 0.05
+        return np.asarray((events + 8.0 * first_guess) / (seen + 8.0), dtype=np.float64)
+
+    def _refresh_class(self, reuse_class: int) -> None:
+        self.index[reuse_class] = gittins(self.hazard(reuse_class))
+
+    def check(self) -> None:
+        """Raise InvariantError for negative counts or index values that are not positive and finite."""
+        if self.events.min() < 0 or self.passed.min() < 0:
+            raise InvariantError(f"reuse counts cannot be negative: {min(self.events.min(), self.passed.min())}")
+        if not (np.isfinite(self.index).all() and self.index.min() > 0):
+            raise InvariantError(f"index values are positive and finite: {self.index.min()}")
+
+
+def gittins(hazard: FloatArray) -> FloatArray:
+    """`max over W of P(reuse in (a, a+W]) / E[min(T, W)]` in 1/s at the start of each age bin, shape [BINS].
+
+    Discrete form of the index for jobs of unknown length (Gittins 1979; Aalto, Ayesta & Righter 2009): a stopping
+    horizon is the end of a bin, and a reuse within a bin is placed at its middle.
+    """
+    survival = np.concatenate(([1.0], np.cumprod(1.0 - hazard)))
+    held = np.concatenate(([0.0], np.cumsum(survival[:-1] * WIDTHS_S * (1.0 - hazard / 2.0))))
+    chance = survival[:-1, None] - survival[None, 1:]
+    time_s = held[None, 1:] - held[:-1, None]
+    rate = np.where(np.tri(BINS, dtype=bool).T, chance / np.where(time_s > 0, time_s, np.inf), 0.0)
+    return np.asarray(np.maximum(rate.max(axis=1), 1e-12), dtype=np.float64)

@@ -1,0 +1,52 @@
+"""Token sequences as int32 arrays: validation, comparison, and ownership of edge storage."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_hybrid.core.errors import ConfigError
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+TOKEN_BYTES = 4
+_INT32_MAX = 2**31 - 1
+
+
+def as_tokens(tokens: npt.ArrayLike | Sequence[int]) -> Tokens:
+    """`tokens` as a contiguous one-dimensional int32 array, without a copy where it already is one.
+
+    Raises ConfigError for other shapes, non-integers, and ids outside [0, 2**31).
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1:
+        raise ConfigError(f"pass tokens as a one-dimensional array, this has shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(f"pass tokens as integers, this has dtype {array.dtype}")
+    if int(array.min()) < 0 or int(array.max()) > _INT32_MAX:
+        raise ConfigError(f"token ids must lie in [0, 2**31): {int(array.min())}..{int(array.max())}")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of leading tokens `a` and `b` share."""
+    n = min(a.size, b.size)
+    if n == 0 or a[0] != b[0]:
+        return 0
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax())
+    return first if differs[first] else n
+
+
+def owned(view: Tokens) -> Tokens:
+    """`view`, or a copy of it when it would keep a buffer of more than twice its size alive.
+
+    Applied to both halves of every split, this bounds edge storage by twice the tokens held, and the copying by
+    O(n log n) over any sequence of splits of n tokens: a buffer is copied only after half of it was cut away.
+    """
+    base = view.base
+    if isinstance(base, np.ndarray) and base.size > 2 * view.size:
+        return view.copy()
+    return view

@@ -1,0 +1,253 @@
+"""The hybrid radix tree: edges carry KV, nodes may carry a checkpoint of the recurrent state.
+
+Normal form, restored by every public method (see `check`): a node stays only if it carries a checkpoint, or has two or
+more children, or is pinned, or (`kv_only`) is a leaf. So KV below the last checkpoint is freed, a checkpoint can go
+while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is absorbed by its
+child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV priced at zero.
+
+The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names in
+`changed` the nodes whose children, checkpoint, edge or locks changed since the caller last cleared it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Generic
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.prefix.node import Node, S, Slots
+from sglang_hybrid.prefix.tokens import Tokens, common_prefix, owned
+
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Match(Generic[S]):
+    """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can restart at `restart_tokens` <= `kv_tokens`.
+
+    `node` is the deepest node that matched completely, `partial` the child whose edge matched only in part (or None),
+    `restart` the node whose checkpoint ends at `restart_tokens` (the root at 0; for `kv_only` the node holding it).
+    """
+
+    kv_tokens: int
+    restart_tokens: int
+    node: Node[S]
+    partial: Node[S] | None
+    restart: Node[S]
+
+
+@dataclass
+class Freed(Generic[S]):
+    """What an operation gave back: KV tokens (and their slots), checkpoints."""
+
+    kv_tokens: int = 0
+    states: list[S] = field(default_factory=list)
+    slots: list[Slots] = field(default_factory=list)
+
+
+class RadixTree(Generic[S]):
+    """A radix tree over int32 token ids; every method is O(path length + tokens compared)."""
+
+    def __init__(self, kv_only: bool = False) -> None:
+        self.kv_only = kv_only
+        self.root: Node[S] = Node(0, _NO_TOKENS, 0, None, 0.0)
+        self.kv_tokens = 0
+        self.states = 0
+        self.nodes = 0
+        self.changed: dict[int, Node[S]] = {}
+        self._next_id = 1
+
+    def match(self, tokens: Tokens, limit: int | None = None) -> Match[S]:
+        """The longest prefix of `tokens` in the tree, and the deepest restart position <= `limit`; reads only."""
+        limit = int(tokens.size) if limit is None else limit
+        node = restart = self.root
+        position, size, partial = 0, int(tokens.size), None
+        while position < size:
+            child = node.children.get(tokens.item(position))
+            if child is None:
+                break
+            shared = common_prefix(child.tokens, tokens[position : position + child.tokens.size])
+            position += shared
+            if shared < child.tokens.size:
+                partial = child
+                break
+            node = child
+            if node.state is not None and position <= limit:
+                restart = node
+        if not self.kv_only:
+            return Match(position, restart.end, node, partial, restart)
+        return Match(position, min(position, limit), node, partial, partial or node)
+
+    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None) -> Node[S]:
+        """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
+
+        `slots`, one per token, are kept for the newly created part only. Without a checkpoint or a pin the new leaf is
+        not in normal form: the caller attaches a state, pins it, or calls `settle`.
+        """
+        found = self.match(tokens)
+        node, start = found.node, found.node.end
+        if found.partial is not None:
+            node = self.split(found.partial, found.kv_tokens)
+            start = node.end
+        if start == tokens.size:
+            return node
+        leaf: Node[S] = Node(self._next_id, tokens[start:].copy(), int(tokens.size), node, now)
+        self._next_id += 1
+        leaf.slots = None if slots is None else slots[start:].copy()
+        node.children[tokens.item(start)] = leaf
+        self.nodes += 1
+        self.kv_tokens += int(leaf.tokens.size)
+        self.changed[node.id] = node
+        self.changed[leaf.id] = leaf
+        return leaf
+
+    def split(self, node: Node[S], position: int) -> Node[S]:
+        """Cut the edge of `node` at `position` and return the new upper node, which has no checkpoint and no pin.
+
+        The caller gives the upper node a reason to exist (a checkpoint, a second child) or calls `settle`.
+        """
+        cut = position - node.start
+        parent = node.parent
+        if parent is None or not 0 < cut < node.tokens.size:
+            raise InvariantError(f"split inside an edge, ({node.start}, {node.end}): {position}")
+        upper: Node[S] = Node(self._next_id, owned(node.tokens[:cut]), position, parent, node.last_s)
+        self._next_id += 1
+        self.nodes += 1
+        upper.locks = node.locks
+        if node.slots is not None:
+            upper.slots, node.slots = node.slots[:cut].copy(), node.slots[cut:].copy()
+        parent.children[upper.tokens.item(0)] = upper
+        node.tokens = owned(node.tokens[cut:])
+        node.parent = upper
+        upper.children[node.tokens.item(0)] = node
+        self.changed[node.id] = node
+        self.changed[upper.id] = upper
+        return upper
+
+    def node_at(self, below: Node[S], position: int) -> Node[S]:
+        """The node ending at `position` on the path to `below`, split off if need be (then as after `split`)."""
+        if not 0 <= position <= below.end:
+            raise InvariantError(f"a position on the path lies in [0, {below.end}]: {position}")
+        node = below
+        while node.parent is not None and node.start >= position:
+            node = node.parent
+        return node if node.end == position else self.split(node, position)
+
+    def attach(self, node: Node[S], state: S) -> None:
+        """Store a checkpoint at `node`; raises InvariantError at the root or where one exists."""
+        if node.parent is None or node.state is not None:
+            raise InvariantError(f"a checkpoint needs a live node without one: node {node.id}")
+        node.state = state
+        self.states += 1
+        self.changed[node.id] = node
+
+    def lock(self, node: Node[S]) -> None:
+        """Protect `node`, its checkpoint and the KV of its whole path until `unlock`; may be nested."""
+        self._require_live(node)
+        node.pins += 1
+        self._add_locks(node, 1)
+
+    def unlock(self, node: Node[S]) -> Freed[S]:
+        """Undo one `lock` and free KV that nothing needs any more; raises ConfigError without a matching lock."""
+        if node.pins == 0:
+            raise ConfigError(f"unlock needs a lock on the same node before it: node {node.id}")
+        node.pins -= 1
+        self._add_locks(node, -1)
+        return self.settle(node)
+
+    def drop(self, node: Node[S]) -> Freed[S]:
+        """Free the checkpoint of `node` and all KV that no checkpoint, branch or lock needs then.
+
+        `kv_only`: free the leaf's edge instead. Raises InvariantError if the node is locked or has nothing to drop.
+        """
+        if node.locks or node.parent is None or (node.state is None and not (self.kv_only and node.is_leaf)):
+            raise InvariantError(f"only an unlocked checkpoint (or unlocked leaf KV) can be dropped: node {node.id}")
+        freed: Freed[S] = Freed()
+        if node.state is not None:
+            freed.states.append(node.state)
+            node.state = None
+            self.states -= 1
+            self.changed[node.id] = node
+        if self.kv_only and node.is_leaf:
+            self._remove_leaf(node, freed)
+        else:
+            self._settle(node, freed)
+        return freed
+
+    def trim(self, leaf: Node[S], kv_tokens: int) -> Freed[S]:
+        """Free the last `kv_tokens` tokens of an unlocked leaf (`kv_only`), and the leaf itself if that is all."""
+        if not self.kv_only or leaf.locks or leaf.parent is None or leaf.children or kv_tokens < 0:
+            raise InvariantError(f"only an unlocked leaf of a kv_only tree can be trimmed: node {leaf.id}")
+        keep = int(leaf.tokens.size) - kv_tokens
+        if keep <= 0:
+            return self.drop(leaf)
+        freed: Freed[S] = Freed(kv_tokens)
+        if leaf.slots is not None:
+            freed.slots.append(leaf.slots[keep:])
+            leaf.slots = leaf.slots[:keep].copy()
+        leaf.tokens = owned(leaf.tokens[:keep])
+        leaf.end -= kv_tokens
+        self.kv_tokens -= kv_tokens
+        self.changed[leaf.id] = leaf
+        return freed
+
+    def settle(self, node: Node[S]) -> Freed[S]:
+        """Bring `node` and its ancestors back to normal form and return what that freed."""
+        freed: Freed[S] = Freed()
+        self._settle(node, freed)
+        return freed
+
+    def _settle(self, node: Node[S], freed: Freed[S]) -> None:
+        if node.parent is None or node.state is not None or node.pins:
+            return
+        if node.is_leaf:
+            if not self.kv_only:
+                self._remove_leaf(node, freed)
+        else:
+            child = node.only_child()
+            if child is not None:
+                self._absorb(node, child)
+
+    def _remove_leaf(self, leaf: Node[S], freed: Freed[S]) -> None:
+        parent = leaf.parent
+        if parent is None:
+            raise InvariantError(f"the root cannot be removed: node {leaf.id}")
+        del parent.children[leaf.tokens.item(0)]
+        self._forget(leaf)
+        self.kv_tokens -= int(leaf.tokens.size)
+        freed.kv_tokens += int(leaf.tokens.size)
+        if leaf.slots is not None:
+            freed.slots.append(leaf.slots)
+        self.changed[parent.id] = parent
+        if not (self.kv_only and parent.is_leaf):
+            self._settle(parent, freed)
+
+    def _absorb(self, upper: Node[S], child: Node[S]) -> None:
+        """Move the KV of `upper` into its single child; `upper` leaves the tree."""
+        parent = upper.parent
+        if parent is None:
+            raise InvariantError(f"the root cannot be absorbed: node {upper.id}")
+        child.tokens = np.concatenate((upper.tokens, child.tokens))
+        if upper.slots is not None and child.slots is not None:
+            child.slots = np.concatenate((upper.slots, child.slots))
+        child.parent = parent
+        parent.children[child.tokens.item(0)] = child
+        self._forget(upper)
+        self.changed[child.id] = child
+
+    def _forget(self, node: Node[S]) -> None:
+        node.parent = None
+        node.children = {}
+        self.nodes -= 1
+        self.changed[node.id] = node
+
+    def _add_locks(self, node: Node[S], by: int) -> None:
+        at: Node[S] | None = node
+        while at is not None:
+            at.locks += by
+            self.changed[at.id] = at
+            at = at.parent
+
+    def _require_live(self, node: Node[S]) -> None:
+        if node.parent is None and node is not self.root:
+            raise ConfigError(f"match again, this node has left the tree: node {node.id}")

@@ -1,0 +1,76 @@
+"""Caches by policy name: the registry the simulator, the tuner and the benchmarks open caches from."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec, preset
+from sglang_hybrid.prefix.admission import AllChunks, BranchAndEnd, EveryN, Judicious
+from sglang_hybrid.prefix.cache import PrefixCache
+from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
+from sglang_hybrid.prefix.gdsf import Gdsf
+from sglang_hybrid.prefix.history import CLASSES, History
+from sglang_hybrid.prefix.lru import RecencyQueues
+from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.reuse import ReuseTable
+
+
+def _lru(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), RecencyQueues())
+
+
+def _superseded(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), RecencyQueues(superseded_first=True))
+
+
+def _vllm(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, EveryN(32), RecencyQueues())
+
+
+def _chunks(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, AllChunks(), RecencyQueues())
+
+
+def _gdsf(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), Gdsf(model))
+
+
+def _marconi(model: ModelSpec, capacity_bytes: int, alpha: float = 1.0) -> PrefixCache:
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), FlopAwareIndex(FlopAware(model, alpha)))
+
+
+def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    table = ReuseTable(CLASSES)
+    index = ForecastIndex(Forecast(model, table))
+    return PrefixCache(model, capacity_bytes, Judicious(), index, History(table), bypass=True)
+
+
+POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = MappingProxyType(
+    {
+        "lru": _lru,
+        "superseded": _superseded,
+        "vllm+": _vllm,
+        "sglang-chunks": _chunks,
+        "gdsf": _gdsf,
+        "marconi": _marconi,
+        "forecast": _forecast,
+    }
+)
+
+
+def open_cache(policy: str, capacity_bytes: int, model: ModelSpec | str) -> PrefixCache:
+    """A cache of `capacity_bytes` for `model` (spec or preset name) under `policy`, a name in POLICIES.
+
+    `marconi:ALPHA` fixes Marconi's alpha instead of tuning it. Raises ConfigError for unknown names.
+    """
+    spec = preset(model) if isinstance(model, str) else model
+    name, _, argument = policy.partition(":")
+    if name == "marconi" and argument:
+        try:
+            alpha = float(argument)
+        except ValueError:
+            raise ConfigError(f"write a fixed alpha as marconi:0.5: {policy!r}") from None
+        return _marconi(spec, capacity_bytes, alpha)
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown policy, choose one of {', '.join(POLICIES)}: {policy!r}")
+    return POLICIES[policy](spec, capacity_bytes)
