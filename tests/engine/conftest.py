@@ -100,9 +100,7 @@ def references(models: Callable[[str], Path]) -> Callable[[str], Reference]:
 
 
 @pytest.fixture(scope="session")
-def serve(
-    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Client]]:
+def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Client]]:
     """A ready server for (preset, flags), started on first use; the same request gets the same server."""
     running: dict[tuple[str, ...], Client] = {}
     logs = tmp_path_factory.mktemp("logs")

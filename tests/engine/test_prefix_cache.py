@@ -80,10 +80,10 @@ def test_an_identical_prompt_is_served_from_cache(serve: Callable[..., Client]) 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], strategy: str) -> None:
     client, rng = serve("gdn", *STRATEGIES[strategy]), random.Random(4)
-    history = words(rng, 300)
-    for turn in range(4):
+    history, end = words(rng, 300), 0
+    for _ in range(4):
         answer, cached = client.generate(history, tokens=40)
-        if turn == 0:
+        if end == 0:
             assert cached == 0
         elif strategy == "no_buffer":
             assert cached == end - 1  # the state stands at the last token that was fed, one before the answer's end

@@ -84,7 +84,15 @@ def hold(
             # One token of a prompt is always computed: its logits are the first token of the answer.
             new = min(max(usage.prompt_tokens - known, 1), usage.prompt_tokens - cached)
             yield Row(
-                conversation + 1, turn + 1, usage.prompt_tokens, cached, new, usage.completion_tokens, ttft, total, answer
+                conversation + 1,
+                turn + 1,
+                usage.prompt_tokens,
+                cached,
+                new,
+                usage.completion_tokens,
+                ttft,
+                total,
+                answer,
             )
             seen.sequences.append(to_tokens(messages, answer))
             messages.append({"role": "assistant", "content": answer})

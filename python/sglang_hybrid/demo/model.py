@@ -17,7 +17,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same preset would give other weights, so that a stale folder is rebuilt."""
 
 SEED = 20261120
@@ -96,6 +96,7 @@ def _gdn(hidden: int = 128, blocks: int = 1) -> Any:
             **_common(hidden),
             num_hidden_layers=4 * blocks,
             layer_types=(["linear_attention"] * 3 + ["full_attention"]) * blocks,
+            full_attention_interval=4,  # what SGLang reads
             num_attention_heads=heads,
             num_key_value_heads=max(heads // 2, 1),
             head_dim=32,

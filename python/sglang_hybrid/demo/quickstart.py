@@ -25,7 +25,7 @@ _MODELS = Path("models")
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0 only if every answer came and every later turn was served from cache."""
     options = _options(argv)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
     began = time.monotonic()
     try:
         folder = options.model or _build(console)

@@ -28,16 +28,20 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     extra: dict[str, Any] = {"enable_cache_report": True}
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        extra |= cpu_profile.flags(namespace, config, model.spec, _stored_dtype(model))
+    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    dtype = _activation_dtype(namespace, model, on_cpu)
+    if on_cpu:
+        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32")
     final = list(rest)
     for name, value in extra.items():
         flag = "--" + name.replace("_", "-")
         if not any(argument == flag or argument.startswith(flag + "=") for argument in rest):
             final += [flag] if value is True else [flag, str(value)]
-    namespace = flags.parse_engine(final)
-    _match_state_dtypes(namespace, model)
-    return final, namespace
+    if dtype is not None:
+        # Convolution windows follow the activations. SGLang leaves them bfloat16, and with float32 activations the
+        # extra_buffer strategy then dies on the first prompt (0.5.21).
+        os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
+    return final, flags.parse_engine(final)
 
 
 def slots_per_request(namespace: Any) -> int:
@@ -62,18 +66,14 @@ def _backend(namespace: Any) -> str:
     return "hybrid"
 
 
-def _stored_dtype(model: Model) -> str | None:
+def _activation_dtype(namespace: Any, model: Model, on_cpu: bool) -> str | None:
+    """The type SGLang will compute in; None where only the engine can know."""
+    asked: str = {"half": "float16", "float": "float32"}.get(namespace.dtype, namespace.dtype)
+    if asked != "auto":
+        return asked
     config = model.config or {}
     nested = config.get("text_config") or {}
-    return next((c[key] for c in (config, nested) for key in ("dtype", "torch_dtype") if c.get(key)), None)
-
-
-def _match_state_dtypes(namespace: Any, model: Model) -> None:
-    """Convolution windows follow the activations' type: SGLang leaves them bfloat16, and with float32 activations
-    the extra_buffer strategy then dies on the first prompt (0.5.21)."""
-    dtype = {"half": "float16", "float": "float32"}.get(namespace.dtype, namespace.dtype)
-    if dtype == "auto":
-        stored = _stored_dtype(model)
-        dtype = {"float32": "float16"}.get(stored or "", stored)  # SGLang serves float32 weights in float16
-    if dtype in ("float32", "float16", "bfloat16"):
-        os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
+    stored = next((c[key] for c in (config, nested) for key in ("dtype", "torch_dtype") if c.get(key)), None)
+    if on_cpu:
+        return "bfloat16" if stored == "bfloat16" else "float32"  # half precision is emulated on most CPUs
+    return "float16" if stored == "float32" else stored  # what SGLang's `auto` makes of float32 weights

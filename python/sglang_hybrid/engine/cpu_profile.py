@@ -16,8 +16,8 @@ _MOST_STATES = 512
 _LEAST_TOKENS_PER_STATE = 64
 
 
-def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, torch_dtype: str | None) -> dict[str, Any]:
-    """SGLang flags to add where the user gave none; raises ConfigError if the budget holds not one request."""
+def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: str) -> dict[str, Any]:
+    """SGLang flags to add where the user gave none, for activations of type `dtype`; raises ConfigError if the budget holds not one request."""
     chosen: dict[str, Any] = {
         "device": "cpu",
         "attention_backend": "torch_native",
@@ -25,11 +25,12 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, torch_dt
     }
     if namespace.max_running_requests is None:
         chosen["max_running_requests"] = 16
-    if namespace.dtype == "auto" and torch_dtype in (None, "float32", "float16"):
-        chosen["dtype"] = "float32"  # half precision is emulated on most CPUs
+    if namespace.dtype == "auto":
+        chosen["dtype"] = dtype
     if spec is None:
         return chosen
-    hybrid = spec.checkpoint_bytes > 0
+    spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)
+    hybrid = spec.is_recurrent
     if hybrid and namespace.mamba_radix_cache_strategy == "auto":
         chosen["mamba_radix_cache_strategy"] = "extra_buffer"  # no_buffer never serves an exact repeat
     tokens, states = sizes(config.cpu_memory_bytes, spec)
@@ -49,7 +50,7 @@ SLOTS_PER_REQUEST = 4
 def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
     """Tokens and states for a byte budget: states get half of it, at most; the rest is KV."""
     states = 0
-    if spec.checkpoint_bytes:
+    if spec.is_recurrent:
         states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes)
         if states < SLOTS_PER_REQUEST:
             need_gb = 2 * SLOTS_PER_REQUEST * spec.checkpoint_bytes / 1e9

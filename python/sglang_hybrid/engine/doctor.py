@@ -12,7 +12,15 @@ from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.plugin import activate_platform
 
-_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "flashinfer-python", "sglang-kernel", "openai")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "flash-linear-attention",
+    "flashinfer-python",
+    "sglang-kernel",
+    "openai",
+)
 _LEAST_SHARED_MEMORY_BYTES = 64 << 20
 
 

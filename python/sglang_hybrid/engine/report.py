@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.arguments import slots_per_request
 
@@ -67,7 +68,7 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
 
 def _spec(ctx: Any) -> ModelSpec | None:
     try:
-        return from_config(ctx.model_config.hf_config.to_dict())
+        return from_config(ctx.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
     except ConfigError:
         return None
 
@@ -79,7 +80,7 @@ def _name(ctx: Any) -> str:
 def _layers(ctx: Any, spec: ModelSpec | None) -> str:
     if spec is None:
         return f"{ctx.model_config.num_hidden_layers} layers, costs unknown"
-    return ", ".join(f"{count} {kind}" for kind, count in spec.layer_counts.items() if count)
+    return ", ".join(f"{count} {kind}" for kind, count in spec.layer_counts.items())
 
 
 def _equal_tokens(pools: Pools) -> str:

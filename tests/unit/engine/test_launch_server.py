@@ -1,4 +1,4 @@
-"""Bad input to the launcher: exit status 2 and a message that names the remedy and the value, before anything starts."""
+"""Bad input to the launcher: exit status 2 and a message with the remedy and the value, before anything starts."""
 
 from __future__ import annotations
 
