@@ -214,6 +214,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "state_size": 128,
             "conv_kernel": 4,
             "expand": 2,
+            "intermediate_size": 8192,
             "chunk_size": 256,
             "vocab_size": 32768,
         },

@@ -1,0 +1,110 @@
+"""Prints what SGLang's own code says about pool sizes: run as a script, cases as JSON on stdin, answers on stdout.
+
+A process of its own, because importing SGLang patches transformers and needs operators a CPU torchvision lacks.
+A case is `{"config": {...}, "tp": n}`; an answer has bytes per rank: `conv`, `temporal` and `pool_slot` (one slot of a
+really allocated MambaPool, only for small states) of one state, `kv` of one token, and `chunk`, the checkpoint grid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.pop("SGLANG_USE_CPU_ENGINE", None)  # sizes need no CPU platform
+import torch
+
+if not torch.cuda.is_available():
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+ARCHITECTURES = {
+    "falcon_h1": "FalconH1ForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+}
+SMALL_STATE_BYTES = 1 << 20
+
+
+def read_model(config: dict[str, Any], folder: Path) -> Any:
+    """SGLang's ModelConfig of a folder that holds nothing but config.json."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    stored = {"architectures": [ARCHITECTURES[config["model_type"]]], "max_position_embeddings": 4096, **config}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(stored))
+    return ModelConfig(model_path=str(folder))
+
+
+def kv_bytes(model: Any, num_layers: int) -> int:
+    from sglang.srt.configs.model_config import AttentionArch
+    from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
+
+    source = SimpleNamespace(
+        model_config=model,
+        kv_cache_dtype=model.dtype,
+        use_mla_backend=model.attention_arch == AttentionArch.MLA,
+        server_args=SimpleNamespace(enable_hisparse=False),
+        is_draft_worker=False,
+    )
+    configurator = object.__new__(DefaultPoolConfigurator)  # its __init__ wants a running server
+    configurator.kv_cache_dtype_str = "auto"
+    return int(configurator._compute_cell_size(source, num_layers))
+
+
+def slot_bytes(params: Any) -> int:
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    size = 3
+    pool = MambaPool(
+        size=size, spec_state_size=0, cache_params=params, mamba_layer_ids=list(params.layers), device="cpu"
+    )
+    return int(pool.mamba_cache.mem_usage_bytes()) // (size + 1)
+
+
+def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.runtime_context import get_parallel
+
+    tp = case["tp"]
+    with get_parallel().override(attn_tp_size=tp, tp_size=tp, attn_dcp_size=1, enable_dsa_cache_layer_split=False):
+        model = read_model(case["config"], folder)
+        hybrid = mambaish_config(model)
+        if hybrid is None:
+            return {"conv": 0, "temporal": 0, "kv": kv_bytes(model, model.num_hidden_layers), "chunk": None}
+        params = hybrid.mamba2_cache_params
+        layers = len(params.layers)
+        result = {
+            "conv": sum(prod(shape) for shape in params.shape.conv) * params.dtype.conv.itemsize * layers,
+            "temporal": prod(params.shape.temporal) * params.dtype.temporal.itemsize * layers,
+            "kv": kv_bytes(model, len(hybrid.full_attention_layer_ids)),
+            "chunk": getattr(model.hf_config, "mamba_chunk_size", None),
+        }
+        if result["conv"] + result["temporal"] != params.mamba_cache_per_req:
+            raise AssertionError("the sum of the parts is not SGLang's mamba_cache_per_req")
+        if params.mamba_cache_per_req <= SMALL_STATE_BYTES:
+            result["pool_slot"] = slot_bytes(params)
+        return result
+
+
+if __name__ == "__main__":
+    answers = []
+    with tempfile.TemporaryDirectory() as root:
+        for number, case in enumerate(json.load(sys.stdin)):
+            answers.append(answer(case, Path(root) / str(number)))
+    print(json.dumps(answers))
