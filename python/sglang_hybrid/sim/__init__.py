@@ -1,5 +1,12 @@
-"""Trace-driven simulator: what would my trace get with X GB on model Y, and which policy."""
+"""Trace-driven simulator: what would my trace get with X GB on model Y, and which policy.
+
+From Python: `read_trace` or `generate` give a `Trace`, `open_cache` a cache, `replay` runs one through the other.
+"""
 
 from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.sim.readers import read_trace
+from sglang_hybrid.sim.replay import Replay, replay
+from sglang_hybrid.sim.trace import Request, Trace, TraceError
+from sglang_hybrid.sim.workloads import generate
 
-__all__ = ["POLICIES", "open_cache"]
+__all__ = ["POLICIES", "Replay", "Request", "Trace", "TraceError", "generate", "open_cache", "read_trace", "replay"]

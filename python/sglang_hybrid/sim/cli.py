@@ -1,0 +1,128 @@
+"""`sglang-hybrid simulate` and `python -m sglang_hybrid.sim`: what would my trace get, and which policy."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sglang_hybrid import __version__
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import PRESETS, ModelSpec, from_config, preset
+from sglang_hybrid.sim import grid, plots, workloads
+from sglang_hybrid.sim.cache import POLICIES
+from sglang_hybrid.sim.latency import H100, CostModel
+from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.readers import FORMATS
+from sglang_hybrid.sim.report import Report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; exit status 0, or 2 when the user must fix something."""
+    args = _parser().parse_args(argv)
+    try:
+        return _simulate(args)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    sources = [grid.Source(text, args.format, args.seed) for text in args.trace]
+    if args.workload:
+        sources += [grid.Source(workloads.PREFIX + name, None, args.seed) for name in _split(args.workload)]
+    if not sources:
+        raise ConfigError(f"name a trace file or a workload, one of {', '.join(workloads.WORKLOADS)}: nothing given")
+    models = [_model(name) for name in args.model or ["marconi-7b"]]
+    policies = _split(args.policy)
+    if not args.no_ceilings:
+        policies += [name for name in grid.CEILINGS if name not in policies]
+    capacities = [_number(text, "a capacity in GB") for text in _split(args.capacity_gb)]
+    if args.tflops <= 0:
+        raise ConfigError(f"--tflops must be positive, got {args.tflops}")
+    cost = CostModel(args.ttft_overhead_ms / 1e3, 1.0 / (args.tflops * 1e12))
+    if args.plot:
+        plots.load_pyplot()  # before the work, not after
+    for source in sources:
+        source.load()  # a bad trace is reported before any process starts
+    cells = grid.cells(sources, models, policies, capacities, cost)
+    report = Report(tuple(_run(cells, args.jobs)))
+    report.print(Console())
+    if args.json:
+        report.write_json(args.json, _about(args, models, cost))
+    if args.plot:
+        plots.plot_hit_rates(report, args.plot)
+    return 0
+
+
+def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
+    done: dict[int, Outcome] = {}
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("replaying", total=len(cells))
+        for i, outcome in grid.run(cells, jobs):
+            done[i] = outcome
+            bar.update(task, advance=1, description=f"{outcome.policy} at {outcome.capacity_gb:g} GB")
+    return [done[i] for i in range(len(cells))]
+
+
+def _model(name: str) -> ModelSpec:
+    return preset(name) if name in PRESETS else from_config(name)
+
+
+def _split(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{what} must be a number, got {text!r}") from None
+
+
+def _about(args: argparse.Namespace, models: list[ModelSpec], cost: CostModel) -> dict[str, object]:
+    return {
+        "version": __version__,
+        "seed": args.seed,
+        "ttft": {"overhead_s": cost.overhead_s, "seconds_per_flop": cost.seconds_per_flop},
+        "models": [
+            {"name": m.name, "kv_bytes_per_token": m.kv_bytes_per_token, "checkpoint_bytes": m.checkpoint_bytes}
+            for m in models
+        ],
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sglang-hybrid simulate",
+        description="Replay traces through prefix-cache policies and say which policy is best at which capacity.",
+        epilog=f"policies: {', '.join(POLICIES)}. workloads: {', '.join(workloads.WORKLOADS)}. 1 GB = 1e9 bytes.",
+    )
+    add = parser.add_argument
+    add("trace", nargs="*", metavar="TRACE", help="trace file, or workload:NAME?seed=1&sps=0.5")
+    add("--format", choices=tuple(FORMATS), help="format of the trace files (default: detected)")
+    add("--workload", metavar="NAMES", help="generated workloads, comma-separated")
+    add("--seed", type=int, default=0, help="seed of generated workloads (default: 0)")
+    add("--policy", default="lru,marconi,forecast", help="policies, comma-separated (default: %(default)s)")
+    add("--capacity-gb", default="1,2,5", help="capacities in GB, comma-separated (default: %(default)s)")
+    add("--model", action="append", metavar="PRESET_OR_CONFIG", help="may be repeated (default: marconi-7b)")
+    add("--json", type=Path, metavar="OUT", help="write all columns as JSON")
+    add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--no-ceilings", action="store_true", help="leave out the clairvoyant, bound and unbounded rows")
+    add("--tflops", type=float, default=1e-12 / H100.seconds_per_flop, help="achieved TFLOP/s for the TTFT estimate")
+    add("--ttft-overhead-ms", type=float, default=1e3 * H100.overhead_s, help="fixed part of the TTFT estimate")
+    return parser

@@ -1,0 +1,133 @@
+"""Policies x capacities x traces x models, one process per core; ceilings are rows like any policy."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.sim import workloads
+from sglang_hybrid.sim.bound import SpaceTimeBound
+from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
+from sglang_hybrid.sim.latency import H100, CostModel
+from sglang_hybrid.sim.metrics import Outcome, hit_columns, measure
+from sglang_hybrid.sim.readers import read_trace
+from sglang_hybrid.sim.replay import check_capacity, replay
+from sglang_hybrid.sim.reuse import ReuseIndex
+from sglang_hybrid.sim.trace import Trace
+
+CEILINGS = ("clairvoyant", "bound", "unbounded")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a trace comes from: a path, or `workload:NAME?seed=1`; `format` forces a reader."""
+
+    text: str
+    format: str | None = None
+    seed: int = 0
+
+    def load(self) -> Trace:
+        """The trace; raises TraceError."""
+        if self.text.startswith(workloads.PREFIX):
+            return workloads.parse(self.text, self.seed)
+        return read_trace(self.text, self.format)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One replay to do; `policy` is a name of `open_cache` or one of CEILINGS."""
+
+    source: Source
+    model: ModelSpec
+    policy: str
+    capacity_bytes: int
+    cost: CostModel = H100
+
+
+def cells(
+    sources: Iterable[Source],
+    models: Iterable[ModelSpec],
+    policies: Sequence[str],
+    capacities_gb: Sequence[float],
+    cost: CostModel = H100,
+) -> list[Cell]:
+    """The full grid in the order of its tables; raises ConfigError for a capacity that is no positive number of GB."""
+    budgets = [_bytes(gb) for gb in capacities_gb]
+    if not policies or not budgets:
+        raise ConfigError(f"a grid needs at least one policy and one capacity, got {len(policies)} x {len(budgets)}")
+    models = list(models)
+    return [Cell(s, m, p, b, cost) for s in sources for m in models for b in budgets for p in policies]
+
+
+def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes with the position of their cell, as they finish; `jobs` processes. Errors of a cell are raised."""
+    if jobs < 1:
+        raise ConfigError(f"at least one process is needed, got {jobs}")
+    if jobs == 1 or len(grid) == 1:
+        for i, cell in enumerate(grid):
+            yield i, run_cell(cell)
+        return
+    with ProcessPoolExecutor(min(jobs, len(grid)), mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(run_cell, cell): i for i, cell in enumerate(grid)}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_cell(cell: Cell) -> Outcome:
+    """Replay one cell in this process; the last traces and their indices stay loaded."""
+    trace = _trace(cell.source)
+    if cell.policy in CEILINGS:
+        fields = _ceiling(cell, trace)
+    else:
+        check_capacity(cell.capacity_bytes)
+        cache = open_cache(cell.policy, cell.capacity_bytes, cell.model)
+        result = replay(trace, cache, cell.capacity_bytes)
+        result.check()
+        fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
+    return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
+
+
+def _ceiling(cell: Cell, trace: Trace) -> dict[str, Any]:
+    index = _index(cell.source)
+    if cell.policy == "bound":
+        tokens = _bound(cell.source, cell.model).tokens(cell.capacity_bytes)
+        return {
+            "requests": len(trace),
+            "input_tokens": trace.n_input_tokens,
+            "hit_tokens": math.floor(tokens),
+            "token_hit_rate": round(tokens / trace.n_input_tokens, 6),
+        }
+    exact = cell.policy == "unbounded"
+    hits = unbounded_hits(index) if exact else Clairvoyant(index, cell.capacity_bytes, cell.model).hits()
+    return hit_columns(index.n_input, hits, cell.model, cell.cost)
+
+
+@lru_cache(maxsize=2)
+def _trace(source: Source) -> Trace:
+    return source.load()
+
+
+@lru_cache(maxsize=2)
+def _index(source: Source) -> ReuseIndex:
+    return ReuseIndex(_trace(source))
+
+
+@lru_cache(maxsize=4)
+def _bound(source: Source, model: ModelSpec) -> SpaceTimeBound:
+    return SpaceTimeBound(_index(source), model)
+
+
+def _bytes(gb: float) -> int:
+    if not math.isfinite(gb) or gb <= 0:
+        raise ConfigError(f"a capacity is a positive number of GB, got {gb}")
+    return round(gb * 1e9)
