@@ -107,4 +107,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as root:
         for number, case in enumerate(json.load(sys.stdin)):
             answers.append(answer(case, Path(root) / str(number)))
-    print(json.dumps(answers))
+    sys.stdout.write(json.dumps(answers) + "\n")
