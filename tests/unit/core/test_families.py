@@ -1,0 +1,177 @@
+"""Reading configurations: spellings that mean the same, and every mistake with the key that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.families import FAMILIES
+from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.spec import from_config, preset
+
+QWEN = dict(PUBLISHED["qwen3-next-80b-a3b"])
+NEMOTRON = dict(PUBLISHED["nemotron-h-8b"])
+GRANITE = dict(PUBLISHED["granite-4.0-h-small"])
+FALCON = dict(PUBLISHED["falcon-h1-7b"])
+LLAMA = dict(PUBLISHED["llama-3.1-8b"])
+KIMI = dict(PUBLISHED["kimi-linear-48b-a3b"])
+ZAMBA = dict(PUBLISHED["zamba2-7b"])
+JAMBA = dict(PUBLISHED["jamba-1.5-mini"])
+FULL = {"attention": "full_attention"}
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def costs(config: dict[str, Any]) -> tuple[float, ...]:
+    spec = from_config(config)
+    return (spec.kv_bytes_per_token, spec.checkpoint_bytes, spec.flops_per_token, spec.flops_per_token_pair)
+
+
+def test_mapping_file_and_folder_are_the_same_model(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    by_folder, by_file = from_config(folder), from_config(str(folder / "config.json"))
+    assert by_folder == by_file
+    assert by_folder.name == "my-model"
+    assert from_config(QWEN, name="my-model") == by_folder
+    assert from_config({**QWEN, "_name_or_path": "org/some"}).name == "org/some"
+    assert from_config(QWEN).name == "qwen3_next"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (QWEN, {**QWEN, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}),
+        (QWEN, without(QWEN, "full_attention_interval")),
+        (QWEN, {**QWEN, "hidden_size": 2048.0}),
+        (QWEN, {**QWEN, "mlp_only_layers": None}),
+        (
+            NEMOTRON,
+            {
+                **without(NEMOTRON, "hybrid_override_pattern", "n_groups", "conv_kernel", "chunk_size"),
+                "layers_block_type": [
+                    {"M": "mamba", "-": "mlp", "*": "attention"}[letter]
+                    for letter in NEMOTRON["hybrid_override_pattern"]
+                ],
+                "mamba_n_groups": 8,
+                "mamba_d_conv": 4,
+                "mamba_chunk_size": 128,
+            },
+        ),
+        (
+            GRANITE,
+            {**GRANITE, "layer_types": [t.replace("attention", "full_attention") for t in GRANITE["layer_types"]]},
+        ),
+        (FALCON, {**FALCON, "mamba_d_head": "auto"}),
+        (LLAMA, {**LLAMA, "head_dim": 128}),
+        (LLAMA, {**LLAMA, "torch_dtype": "float32"}),
+        (JAMBA, {**JAMBA, "mamba_dt_rank": "auto"}),
+        (ZAMBA, {**ZAMBA, "num_key_value_heads": 32, "attention_head_dim": 224}),
+    ],
+)
+def test_spellings_that_mean_the_same_model(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert costs(one) == costs(other)
+
+
+def test_text_part_of_a_nested_config_is_read() -> None:
+    nested = {"model_type": "qwen3_5", "text_config": QWEN, "vision_config": {"hidden_size": 9}}
+    assert costs(nested) == costs(QWEN)
+
+
+def test_dtypes_come_from_the_config_where_sglang_reads_them() -> None:
+    assert from_config({**QWEN, "mamba_ssm_dtype": "bfloat16"}).state_dtype == "bfloat16"
+    assert from_config({**GRANITE, "mamba_ssm_dtype": "bfloat16"}).state_dtype == "float32"
+    assert from_config({**LLAMA, "dtype": "float16"}).kv_dtype == "float16"
+    given = from_config(QWEN, name="q", kv_dtype="fp8_e5m2", state_dtype="float16", conv_dtype="float32", tp=2)
+    stored = from_config(QWEN, name="q").with_dtypes(kv_dtype="fp8_e5m2", state_dtype="float16", conv_dtype="float32")
+    assert given == stored.per_rank(2)
+    assert (given.kv_dtype, given.state_dtype, given.conv_dtype, given.tp) == ("fp8_e5m2", "float16", "float32", 2)
+
+
+def test_dense_and_sparse_feed_forward_layers_of_qwen() -> None:
+    assert from_config({**QWEN, "mlp_only_layers": [0, 1]}).layer_counts["mlp"] == 2
+    assert from_config({**QWEN, "decoder_sparse_step": 2}).layer_counts["moe"] == 24
+    assert "moe" not in from_config({**QWEN, "num_experts": 0}).layer_counts
+    ungated = from_config({**QWEN, "attn_output_gate": False})
+    assert preset("qwen3-next-80b-a3b").active_weights - ungated.active_weights == 12 * 2048 * 16 * 256
+
+
+def test_layers_of_the_other_families() -> None:
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    assert from_config(mixtral).layer_counts == {"attention": 32, "moe": 32}
+    assert from_config({**KIMI, "moe_layer_freq": 2}).layer_counts["moe"] == 13
+    assert from_config({**KIMI, "num_experts": 0}).layer_counts["mlp"] == 27
+    assert from_config({**GRANITE, "num_local_experts": 0}).layer_counts["mlp"] == 40
+    adapted = from_config({**ZAMBA, "use_shared_attention_adapter": True})
+    assert adapted.active_weights - preset("zamba2-7b").active_weights == 13 * 3 * 2 * 128 * 2 * 3584
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
+            "GptOssForCausalLM.*qwen3_next.*'gpt_oss'",
+        ),
+        ({"hidden_size": 3}, r"architecture without model_type.*''"),
+        (without(QWEN, "hidden_size"), "hidden_size"),
+        (without(QWEN, "linear_num_key_heads"), "linear_num_key_heads"),
+        ({**QWEN, "architectures": ["Mine"], "num_hidden_layers": None}, "config of Mine: .*num_hidden_layers"),
+        ({**QWEN, "num_hidden_layers": "48"}, "num_hidden_layers must be an integer of at least 1: '48'"),
+        ({**QWEN, "num_hidden_layers": True}, "num_hidden_layers .*: True"),
+        ({**QWEN, "linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim .* at least 2: 1"),
+        ({**QWEN, "attn_output_gate": "yes"}, "attn_output_gate must be true or false: 'yes'"),
+        ({**QWEN, "mamba_ssm_dtype": 16}, "mamba_ssm_dtype must be a string: 16"),
+        ({**QWEN, "mamba_ssm_dtype": "int8"}, "'int8'"),
+        ({**QWEN, "layer_types": ["linear_attention", 3]}, "layer_types must be a list of str"),
+        ({**QWEN, "layer_types": ["linear_attention"]}, "num_hidden_layers must be the length of layer_types, 1: 48"),
+        ({**QWEN, "layer_types": ["conv"] * 48}, "layer_types .*: 'conv'"),
+        ({**QWEN, "architectures": "Qwen"}, "architectures must be a list of str: 'Qwen'"),
+        ({"model_type": "qwen3_5", "text_config": [1]}, r"text_config must be a mapping: \[1\]"),
+        ({**NEMOTRON, "hybrid_override_pattern": "M-X"}, "hybrid_override_pattern .*: 'M-X'"),
+        (without(NEMOTRON, "hybrid_override_pattern"), "hybrid_override_pattern"),
+        ({**NEMOTRON, "hybrid_override_pattern": "ME"}, "moe_intermediate_size|moe_shared"),
+        ({**GRANITE, "mamba_n_heads": 100}, "number of Mamba heads .* 8192: 100"),
+        (without(KIMI, "linear_attn_config"), "linear_attn_config"),
+        (
+            {**KIMI, "linear_attn_config": {"kda_layers": [1], "head_dim": 4}},
+            "linear_attn_config.*num_heads",
+        ),
+        (without(ZAMBA, "layers_block_type"), "layers_block_type"),
+        ({**ZAMBA, "layers_block_type": ["attention"] * 81}, "mamba and hybrid: 'attention'"),
+        ({**LLAMA, "num_attention_heads": 33}, "num_attention_heads .*: 33"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "sliding"),
+    ],
+)
+def test_a_wrong_config_is_an_error_that_names_the_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a valid JSON"),
+        ("[]", "JSON object, not a list"),
+        (None, "model folder or a config.json that can be read"),
+    ],
+)
+def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=f"{message}.*{path}"):
+        from_config(path)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_names_the_first_key_it_misses(model_type: str) -> None:
+    with pytest.raises(ConfigError, match=f"config of {model_type}: "):
+        from_config({"model_type": model_type})
