@@ -8,8 +8,11 @@
 
 import numpy as np
 
+from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.sim.reuse import Nodes, ReuseIndex
+
+_NEVER_S = 1e18  # a next use that does not come, as a finite number of seconds
 
 
 def unbounded_hits(index: ReuseIndex) -> Nodes:
@@ -41,11 +44,22 @@ class Clairvoyant:
         index = self._index
         hits = np.zeros(len(index.paths), dtype=np.int64)
         for j, path in enumerate(index.paths):
-            usable = path[: int(np.searchsorted(index.depth[path], index.trace.requests[j].n_input, side="right"))]
+            usable = path[: int(np.searchsorted(index.depth[path], index.trace.requests[j].n_input))]
             held = usable[self._state[usable]]
             hits[j] = index.depth[held[-1]] if len(held) else 0
             self._commit(j, path, int(hits[j]))
         return hits
+
+    def check(self) -> None:
+        """Raise InvariantError unless the byte count, the paths and the capacity agree."""
+        tokens, states = int(self._edge[self._kv].sum()), int(self._state.sum())
+        held = tokens * self._model.kv_bytes_per_token + states * self._model.checkpoint_bytes
+        if held != self.used_bytes or held > self._capacity:
+            raise InvariantError(f"{held} bytes are held, {self._capacity} allowed, counted: {self.used_bytes}")
+        needed = self._state | (self._kids > 0)
+        needed[0] = False
+        if (needed & ~self._kv).any() or (self._kv & ~needed).any():
+            raise InvariantError(f"KV is held for nobody, or missing: {int(np.flatnonzero(needed != self._kv)[0])}")
 
     def _commit(self, j: int, path: Nodes, hit: int) -> None:
         """Hold what later requests restart from; positions before the hit were not computed and cannot be saved."""
@@ -95,7 +109,7 @@ class Clairvoyant:
 
     def _trim(self, now: float) -> None:
         held = np.flatnonzero(self._state)
-        score = self._value[held] / np.maximum(self._next[held] - now, 1e-9)
+        score = self._value[held] / np.clip(self._next[held] - now, 1e-9, _NEVER_S)
         position = {int(v): i for i, v in enumerate(held)}
         while self.used_bytes > self._capacity:
             worst = int(score.argmin())
@@ -103,7 +117,7 @@ class Clairvoyant:
             score[worst] = np.inf
             if touched and self._state[touched]:
                 self._appraise(touched)
-                score[position[touched]] = self._value[touched] / max(self._next[touched] - now, 1e-9)
+                score[position[touched]] = self._value[touched] / min(max(self._next[touched] - now, 1e-9), _NEVER_S)
 
     def _drop(self, v: int) -> int:
         """Drop the state at `v` and the KV that served it alone; return where the freeing stopped."""

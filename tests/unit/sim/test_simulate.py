@@ -1,0 +1,130 @@
+"""The command from end to end: grid, table, JSON, plot, and what a user can get wrong."""
+
+import builtins
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import preset
+from sglang_hybrid.sim import cli, grid, plots
+from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.readers import marconi
+from sglang_hybrid.sim.report import Report
+from sglang_hybrid.sim.workloads import generate
+
+SMALL = "workload:sharegpt?seed=1&sessions=6"
+
+
+def outcome(policy: str, rate: float, gb: float = 1.0) -> Outcome:
+    return Outcome("t", "m", policy, gb, {"token_hit_rate": rate})
+
+
+def test_the_command_compares_policies_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, png = tmp_path / "deep" / "o.json", tmp_path / "o.png"
+    argv = [SMALL, "--policy", "lru,forecast", "--capacity-gb", "0.2,1", "--jobs", "1"]
+    assert cli.main([*argv, "--json", str(out), "--plot", str(png)]) == 0
+    text = capsys.readouterr().out
+    assert "0.2 GB: best is " in text
+    assert "1 GB: best is " in text
+    report = json.loads(out.read_text())
+    assert report["schema"] == "sglang-hybrid/simulate/1"
+    rows = report["cells"]
+    assert [(r["capacity_gb"], r["policy"]) for r in rows] == [
+        (gb, p) for gb in (0.2, 1.0) for p in ("lru", "forecast", "clairvoyant", "bound", "unbounded")
+    ]
+    for row in rows:
+        if "peak_gb" in row:
+            assert (row["over_capacity_requests"], row["false_hits"]) == (0, 0)
+            assert row["peak_gb"] <= row["capacity_gb"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_and_a_generator_give_the_same_hits(tmp_path: Path) -> None:
+    marconi.write(generate("sharegpt", 1, sessions=6), tmp_path / "t.jsonl")
+    cells = [
+        grid.cells([grid.Source(text)], [preset("marconi-7b")], ["lru"], [0.5])[0]
+        for text in (SMALL, str(tmp_path / "t.jsonl"))
+    ]
+    a, b = (grid.run_cell(c) for c in cells)
+    assert a.fields["hit_tokens"] == b.fields["hit_tokens"] > 0
+
+
+def test_processes_give_what_one_process_gives() -> None:
+    cells = grid.cells([grid.Source(SMALL)], [preset("marconi-7b")], ["lru", "superseded", "bound"], [0.3, 1.0])
+
+    def rates(jobs: int) -> dict[int, float]:
+        return {i: o.token_hit_rate for i, o in grid.run(cells, jobs)}
+
+    alone = rates(1)
+    assert rates(2) == alone
+    assert len(alone) == 6
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "name a trace file or a workload"),
+        (["missing.jsonl"], "no such trace file"),
+        ([SMALL, "--policy", "belady"], "unknown policy"),
+        ([SMALL, "--capacity-gb", "0"], "positive number of GB, got 0"),
+        ([SMALL, "--capacity-gb", "1,-2"], "positive number of GB, got -2"),
+        ([SMALL, "--capacity-gb", "big"], "must be a number"),
+        ([SMALL, "--capacity-gb", "nan"], "positive number of GB"),
+        ([SMALL, "--capacity-gb", ","], "at least one policy and one capacity"),
+        ([SMALL, "--jobs", "0"], "at least one process"),
+        ([SMALL, "--tflops", "0"], "--tflops must be positive"),
+        (["--workload", "chess"], "unknown workload"),
+        ([SMALL, "--model", "gpt-17"], "gpt-17"),
+    ],
+)
+def test_what_a_user_gets_wrong(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*argv, *(["--jobs", "1"] if "--jobs" not in argv else [])]) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert message in error
+
+
+def test_an_empty_and_a_corrupt_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty, corrupt = tmp_path / "empty.jsonl", tmp_path / "corrupt.jsonl"
+    empty.write_text("")
+    marconi.write(generate("sharegpt", 1, sessions=2), corrupt)
+    corrupt.write_text(corrupt.read_text()[:-40])
+    assert cli.main([str(empty)]) == 2
+    assert "the trace file is empty" in capsys.readouterr().err
+    assert cli.main([str(corrupt)]) == 2
+    assert f"corrupt.jsonl:{len(generate('sharegpt', 1, sessions=2))}: " in capsys.readouterr().err
+
+
+def test_the_best_policy_is_never_a_ceiling_and_ties_go_to_the_first() -> None:
+    report = Report((outcome("lru", 0.4), outcome("marconi", 0.4), outcome("bound", 0.9), outcome("lru", 0.6, 2.0)))
+    assert [(gb, o.policy) for _, _, gb, o in report.best()] == [(1.0, "lru"), (2.0, "lru")]
+    assert Report((outcome("bound", 0.9),)).verdict() == []
+
+
+def test_the_table_prints_ceilings_without_costs() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    Report((outcome("lru", 0.5), outcome("bound", 0.75))).print(console)
+    assert "75.0" in console.export_text()
+
+
+def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"pip install 'sglang-hybrid\[plot\]'"):
+        plots.plot_hit_rates(Report((outcome("lru", 0.5),)), tmp_path / "x.png")
+
+
+def test_a_plot_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one outcome"):
+        plots.plot_hit_rates(Report(()), tmp_path / "x.png")
