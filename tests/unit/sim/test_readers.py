@@ -71,9 +71,9 @@ def test_files_that_hold_nothing_or_nothing_known(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "odd.jsonl", {"a": 1}))
     with pytest.raises(TraceError, match="no such trace file"):
         read_trace(tmp_path / "missing.jsonl")
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(TraceError, match="not a line of JSON"):
-        binary = tmp_path / "binary.jsonl"
-        binary.write_bytes(b"\xff\xfe\x00\x01")
         read_trace(binary)
     with pytest.raises(ConfigError, match="unknown trace format"):
         read_trace(write(tmp_path / "t.jsonl", marconi_row()), "pcap")

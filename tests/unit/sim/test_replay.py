@@ -86,7 +86,7 @@ def test_a_capacity_is_positive(capacity: int) -> None:
 def test_a_sequence_larger_than_the_cache_neither_fits_nor_harms(policy: str) -> None:
     small, big = list(range(100, 140)), list(range(1000, 9000))
     capacity = MODEL.checkpoint_bytes * 3 + 200 * MODEL.kv_bytes_per_token
-    rows = [(small, 0.0), (small + [1], 1.0), (big, 2.0), (big + [1], 3.0), (small + [1, 2], 4.0)]
+    rows = [(small, 0.0), ([*small, 1], 1.0), (big, 2.0), ([*big, 1], 3.0), ([*small, 1, 2], 4.0)]
     trace = make_trace("t", [make_request(ids, [7, 8], ts, "s") for ids, ts in rows])
     result = replay(trace, open_cache(policy, capacity, MODEL), capacity)
     result.check()
