@@ -184,7 +184,7 @@ def test_decode_equals_the_recurrence(heads, slots, dtype, naive, rng):
 
 
 def test_decode_goes_on_from_a_prefill(rng):
-    hk, hv, dk, dv = HEADS["grouped"]
+    _, hv, dk, dv = HEADS["grouped"]
     q, k, v, _, _ = inputs(rng, 70)
     a, b = (torch.randn(70, hv, generator=rng) for _ in range(2))
     A_log, dt_bias = torch.randn(hv, generator=rng), torch.randn(hv, generator=rng)

@@ -1,12 +1,12 @@
 """A portable CPU platform for SGLang: PyTorch in place of the compiled kernels its CPU path needs.
 
-| what SGLang lacks on a plain CPU         | where it comes from                         | how it gets in               |
-|------------------------------------------|---------------------------------------------|------------------------------|
-| torchvision's operators                  | vision.py (schemas only)                    | install(), before the import |
-| the sgl_kernel extension                 | sgl_kernel.py -> causal_conv, gdn, fused    | install(), before the import |
-| Mamba-2 scan and update                  | mamba2.py, causal_conv.py                   | register_hooks()             |
-| gated norms, shared expert gate          | norm.py, fused.py                           | register_hooks()             |
-| checkpoints of the extra_buffer strategy | checkpoint.py, pinning.py, extra_buffer.py  | register_hooks()             |
+| what SGLang lacks on a plain CPU         | where it comes from                        | how it gets in               |
+|------------------------------------------|--------------------------------------------|------------------------------|
+| torchvision's operators                  | vision.py (schemas only)                   | install(), before the import |
+| the sgl_kernel extension                 | sgl_kernel.py -> causal_conv, gdn, fused   | install(), before the import |
+| Mamba-2 scan and update                  | mamba2.py, causal_conv.py                  | register_hooks()             |
+| gated norms, shared expert gate          | norm.py, fused.py                          | register_hooks()             |
+| checkpoints of the extra_buffer strategy | checkpoint.py, pinning.py, extra_buffer.py | register_hooks()             |
 """
 
 from __future__ import annotations

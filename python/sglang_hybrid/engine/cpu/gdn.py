@@ -41,7 +41,8 @@ def chunk_gated_delta_rule(
     q, k: [1, T, HK, K]; v: [1, T, HV, V]; g, beta: [1, T, HV]; initial_state: [slots, HV, V, K], one slot per sequence
     given by initial_state_indices (default: 0, 1, ...). Returns the output [1, T, HV, V] in v's dtype, None, and the
     state at the start of every chunk [1, chunks, HV, V, K] in float32, sequence by sequence. Final states are written
-    to initial_state. With G the running sum of g inside a chunk, the written values U solve (I + A) U = beta (V - e^G K S^T), A[i, j] = beta_i e^(G_i - G_j) k_i k_j for j < i.
+    to initial_state. With G the running sum of g inside a chunk, the written values U solve
+    (I + A) U = beta (V - e^G K S^T), A[i, j] = beta_i e^(G_i - G_j) k_i k_j for j < i.
     """
     if head_first:
         raise NotImplementedError("chunk_gated_delta_rule takes tokens first: head_first=True")

@@ -49,7 +49,8 @@ def mamba_chunk_scan_combined(
     Sequence i covers tokens cu_seqlens[i] to cu_seqlens[i + 1] and starts from initial_states[i] (default: zeros).
     Returns (h, last, tracked) with return_track_states, (h, last) otherwise: last [sequences, H, P, N] are the final
     states; tracked [1, n, H, P, N] the states of sequences track_seq_idx just before packed tokens track_end_locs, or
-    None; h [1, ., H, P, N] the states on SGLang's checkpoint grid, see _on_grid and _on_grid_by_sequence. seq_idx, chunk_indices and chunk_offsets restate cu_seqlens and are not needed.
+    None; h [1, ., H, P, N] the states on SGLang's checkpoint grid, see _on_grid and _on_grid_by_sequence.
+    seq_idx, chunk_indices and chunk_offsets restate cu_seqlens and are not needed.
     """
     if z is not None or return_final_states or not return_varlen_states or out is None or cu_seqlens is None:
         raise NotImplementedError("the CPU platform's Mamba-2 scan takes packed sequences, an output buffer and no z")
