@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_hybrid.sim.trace import Request
-from sglang_hybrid.sim.workloads.draw import CONTEXT_TOKENS, Ints, Lengths, text, turns, typing_gaps
+from sglang_hybrid.sim.workloads.draw import CONTEXT_TOKENS, WRAPPER_TOKENS, Ints, Lengths, text, turns, typing_gaps
 
 USER_HEADER = np.array([1, 10, 11, 12, 13], dtype=np.int32)
 MODEL_HEADER = np.array([1, 10, 11, 14, 13], dtype=np.int32)
@@ -22,12 +22,12 @@ class ChatShape:
     least_turns: int
     mean_turns: float
     most_turns: int
-    user: Lengths
+    user: Lengths  # typed tokens, without header and wrapper
     output: Lengths
 
 
-LMSYS = ChatShape(10, 15.3, 60, Lengths(32, 1.15, 2, 4000), Lengths(252, 0.92, 8, 4096))
-SHAREGPT = ChatShape(10, 13.3, 40, Lengths(22, 0.75, 2, 1200), Lengths(58, 0.93, 4, 1500))
+LMSYS = ChatShape(10, 15.3, 60, Lengths(21, 1.15, 1, 4000), Lengths(252, 0.92, 8, 4096))
+SHAREGPT = ChatShape(10, 13.3, 40, Lengths(11, 0.92, 1, 1200), Lengths(58, 0.93, 4, 1500))
 
 
 def lmsys(rng: np.random.Generator, sessions: int = 100, sps: float = 1.0, gap_sigma: float = 0.0) -> Iterator[Request]:
@@ -46,10 +46,10 @@ def _chats(
     rng: np.random.Generator, shape: ChatShape, sessions: int, sps: float, gap_sigma: float
 ) -> Iterator[Request]:
     for session, n in enumerate(turns(rng, sessions, shape.least_turns, shape.mean_turns, shape.most_turns)):
-        user = shape.user.draw(rng, int(n))
+        typed = shape.user.draw(rng, int(n))
         output = shape.output.draw(rng, int(n))
-        starts = session / sps + np.cumsum(typing_gaps(rng, user, gap_sigma))
-        yield from appended(rng, str(session), user, output, starts.tolist())
+        starts = session / sps + np.cumsum(typing_gaps(rng, typed, gap_sigma))
+        yield from appended(rng, str(session), typed + WRAPPER_TOKENS, output, starts.tolist())
 
 
 def appended(

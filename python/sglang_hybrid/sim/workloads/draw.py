@@ -12,7 +12,7 @@ FIRST_TEXT_ID = 200  # below: BOS and the fixed ids of message headers
 CONTEXT_TOKENS = 32_768  # Marconi's traces stop here
 WORDS_PER_TOKEN = 0.75
 WORDS_PER_S = 1.5  # 90 words a minute
-WRAPPER_TOKENS = 8  # the JSON around a message is not typed
+WRAPPER_TOKENS = 8  # of the JSON around a message, behind its header; nobody types them
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -44,10 +44,9 @@ def turns(rng: np.random.Generator, sessions: int, least: int, mean: float, most
     return np.minimum(least + tail, most).astype(np.int64)
 
 
-def typing_gaps(rng: np.random.Generator, user_tokens: Ints, gap_sigma: float) -> Floats:
+def typing_gaps(rng: np.random.Generator, typed_tokens: Ints, gap_sigma: float) -> Floats:
     """Seconds before each turn: the time to type it; the first is 0. `gap_sigma` > 0 makes the gaps heavy-tailed."""
-    typed = np.maximum(user_tokens - WRAPPER_TOKENS, 0).astype(np.float64)
-    gaps = typed * (WORDS_PER_TOKEN / WORDS_PER_S)
+    gaps = typed_tokens.astype(np.float64) * (WORDS_PER_TOKEN / WORDS_PER_S)
     return _first_at_once(rng, gaps, gap_sigma)
 
 
