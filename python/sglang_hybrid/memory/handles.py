@@ -3,9 +3,9 @@
     31      28 27                       0
     [ pool tag ][      virtual page     ]
 
-A handle is resolved through one table per pool, each with the page size of its pool (the "multi-resolution page table").
-Virtual pages are handed out in increasing order and never again, so a handle that outlives its page is an error and not
-somebody else's page.
+A handle is resolved through one table per pool, each with its pool's page size (the "multi-resolution page table").
+Virtual pages are handed out in increasing order and never again, so a handle that outlives its page is an error and
+not somebody else's page.
 """
 
 import numpy as np
@@ -60,7 +60,8 @@ class HandleTable:
 
     def live(self, handles: Handles) -> Handles:
         """The handles among `handles` (all of this pool) that still name a page, in order."""
-        return handles[self._physical[handles & PAGE_MASK] >= 0]
+        alive: NDArray[np.bool_] = self._physical[handles & PAGE_MASK] >= 0
+        return np.extract(alive, handles)
 
     def resolve(self, handles: Handles) -> Pages:
         """Physical pages of live handles of this pool; a foreign or dead handle raises InvariantError."""

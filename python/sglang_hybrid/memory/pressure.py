@@ -20,7 +20,7 @@ class Pressure(enum.IntEnum):
 class AvmpConfig:
     """AVMP's parameters; the defaults are the paper's configuration `avmp_dynamic_b128`.
 
-    `gated` selects between the two descriptions that disagree. True is the text of section 3.2: migrate only if the other
+    `gated` selects between two descriptions that disagree. True is the text of section 3.2: migrate only if the other
     pool's free fraction is above `threshold_high` and `min_interval_ops` operations have passed. False is the released
     code, which produced the paper's tables: every capacity error that survives an eviction migrates at once.
     """
@@ -63,7 +63,7 @@ class PressureMonitor:
         return self.state
 
     def start(self, donor_free: float) -> bool:
-        """Whether a capacity error may migrate now, the donor having this free fraction; on True the state is REBALANCING."""
+        """Whether a capacity error may migrate now, the donor being this free; on True the state is REBALANCING."""
         if self.config.gated:
             if donor_free <= self.config.threshold_high:
                 return False

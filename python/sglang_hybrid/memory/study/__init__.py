@@ -1,1 +1,1 @@
-"""The AVMP paper as an experiment: its allocators, its workloads, its metric, and the columns that metric leaves out."""
+"""The AVMP paper as an experiment: its allocators, workloads and metric, and the columns that metric leaves out."""

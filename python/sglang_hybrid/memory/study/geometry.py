@@ -43,7 +43,7 @@ class Geometry:
         return max(1, -(-tokens // self.page_tokens))
 
     def request_bytes(self, tokens: int) -> int:
-        """Bytes of a request of `tokens` tokens: its KV pages in every attention layer and one state per recurrent layer."""
+        """Bytes of a request of `tokens` tokens: KV pages in every attention layer, a state per recurrent layer."""
         kv_bytes = self.pages(tokens) * self.kv_layers * self.kv_page_bytes
         return kv_bytes + self.state_layers * self.state_block_bytes
 

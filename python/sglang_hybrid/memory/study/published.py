@@ -20,7 +20,7 @@ from sglang_hybrid.memory.study.workloads import Request
 
 
 class Allocator(Protocol):
-    """What the replay drives. Each method returns how many allocation calls failed (the paper's out-of-memory events)."""
+    """What the replay drives. `arrive` and `grow` return how many calls failed (the paper's OOM events)."""
 
     killed: set[int]
     counters: Counter[str]
@@ -34,7 +34,7 @@ class Allocator(Protocol):
         """Allocate the prompt's KV pages and the states of `request`."""
         ...
 
-    def grow(self, request: Request) -> int:
+    def grow(self, request: Request, tick: int) -> int:
         """Allocate one more KV page per attention layer."""
         ...
 
@@ -61,7 +61,7 @@ class PerLayer:
         failed = sum(not self.allocate(KV, request.request_id, pages) for _ in range(self.geometry.kv_layers))
         return failed + sum(not self.allocate(STATE, request.request_id, 1) for _ in range(self.geometry.state_layers))
 
-    def grow(self, request: Request) -> int:
+    def grow(self, request: Request, tick: int) -> int:
         """See Allocator."""
         return sum(not self.allocate(KV, request.request_id, 1) for _ in range(self.geometry.kv_layers))
 
@@ -150,8 +150,9 @@ class TwoStores(PerLayer):
 
     def check(self) -> None:
         """Raise InvariantError unless both stores and both tables agree with themselves."""
-        for part in (*self.stores, *self.tables):
-            part.check()
+        for store, table in zip(self.stores, self.tables, strict=True):
+            store.check()
+            table.check()
 
     def _evict(self, kind: int) -> None:
         if self._scan_evictions:

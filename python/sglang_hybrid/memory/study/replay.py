@@ -1,4 +1,4 @@
-"""Replay a trace through an allocator and count, beside the paper's out-of-memory events, what became of the requests."""
+"""Replay a trace through an allocator; count the paper's out-of-memory events and what became of the requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,14 +52,14 @@ def replay(allocator: Allocator, requests: Sequence[Request], geometry: Geometry
     failed: set[int] = set()
     oom = 0
     samples = []
-    for index, (_, what, request_id) in enumerate(events(requests, geometry), start=1):
+    for index, (tick, what, request_id) in enumerate(events(requests, geometry), start=1):
         request = requests[request_id]
         errors = 0
         if what == _ARRIVE:
             errors = allocator.arrive(request)
             running.add(request_id)
         elif what == _GROW and request_id in running:
-            errors = allocator.grow(request)
+            errors = allocator.grow(request, tick)
         elif what == _DEPART:
             allocator.depart(request)
             running.remove(request_id)

@@ -1,6 +1,6 @@
 """A store of equal pages that changes size only at its high end: AVMP's KVPagesStore and SSMBlocksStore.
 
-The backing tensor spans the whole budget from the start; capacity is a counter (AVMP 3.2: "oversized at initialization").
+The backing tensor spans the whole budget from the start; capacity is a counter (AVMP 3.2: oversized at the start).
 The order of the free list is the released one, because which page is taken decides whether the tail can shrink.
 """
 

@@ -1,8 +1,8 @@
 """The three workloads of the AVMP evaluation and a ShareGPT-like replay, draw for draw.
 
 One tick is one token of prompt or generation, so a request lives for prompt + gen ticks (AVMP 4.1, and its released
-generator: same distributions, same order of draws, hence the same traces for the same seed). The released replay draws
-prompt lengths from 5,000 ShareGPT prompts; `SHAREGPT_QUANTILES` is their quantile function, which is all the draw needs.
+generator: same distributions, same order of draws, hence the same traces for the same seed). The released replay
+draws prompt lengths from 5,000 ShareGPT prompts; `SHAREGPT_QUANTILES` is their quantile function.
 """
 
 from collections.abc import Callable
@@ -107,10 +107,11 @@ WORKLOADS = {
 
 
 def sharegpt_prompts(count: int = 5000) -> IntArray:
-    """`count` prompt lengths (int64) at evenly spaced quantiles of ShareGPT's first turns, geometric between the knots."""
+    """`count` prompt lengths (int64) at even quantiles of ShareGPT's first turns, geometric between knots."""
     percent, tokens = np.array(SHAREGPT_QUANTILES, dtype=np.float64).T
     at = (np.arange(count) + 0.5) * 100.0 / count
-    return np.rint(np.exp(np.interp(at, percent, np.log(tokens)))).astype(np.int64)
+    lengths: IntArray = np.rint(np.exp(np.interp(at, percent, np.log(tokens)))).astype(np.int64)
+    return lengths
 
 
 def generate(name: str, replicate: int, prompts: IntArray | None = None) -> list[Request]:

@@ -1,0 +1,201 @@
+"""One byte budget of granules for all pools: who gets memory, who gives it back, and an account that always adds up.
+
+used      granules under a column with a live page
+free      mapped granules without one: the next allocation of their pool costs no driver call, any other pool takes them
+unmapped  the rest
+used + free + unmapped == total, after every call
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
+from sglang_hybrid.memory.backing import Backing, count_granules
+from sglang_hybrid.memory.columns import LIVE, UNMAPPED, WARM
+
+if TYPE_CHECKING:
+    from sglang_hybrid.memory.pool import Pool
+
+
+@dataclass(frozen=True)
+class ReturnConfig:
+    """When idle memory goes back to the system.
+
+    A column is idle once it has been WARM for `idle`, in the caller's unit of time. Returning starts when more than
+    `keep + band` granules are idle and stops at `keep`: the band is the hysteresis, `keep` the reserve for latency.
+    """
+
+    idle: float = 1000.0
+    keep: int = 0
+    band: int = 0
+
+    def __post_init__(self) -> None:
+        if self.idle < 0 or self.keep < 0 or self.band < 0:
+            raise ConfigError(f"idle, keep and band must not be negative: {self.idle}, {self.keep}, {self.band}")
+
+
+class Budget:
+    """The granules of one machine and the pools that share them.
+
+    `limits` caps the used granules of a pool by name: a static split is two limits, on-demand sharing is none.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        granule_bytes: int,
+        backing: Backing,
+        limits: Mapping[str, int] | None = None,
+        returns: ReturnConfig | None = None,
+    ) -> None:
+        if granule_bytes < 1 or total_bytes < granule_bytes:
+            raise ConfigError(f"the budget must hold at least one granule of {granule_bytes} bytes: {total_bytes}")
+        self.total = total_bytes // granule_bytes
+        self.granule_bytes = granule_bytes
+        self.backing = backing
+        self.limits = dict(limits or {})
+        self.returns = returns or ReturnConfig()
+        self.pools: dict[str, Pool] = {}
+        self.refused: str | None = None  # the pool whose limit stopped the last refused request
+        self.mapped_ever = 0
+        self.unmapped_ever = 0
+
+    def attach(self, pool: "Pool") -> None:
+        """Register `pool`. Raises ConfigError if the name is taken or the granules differ."""
+        if pool.name in self.pools:
+            raise ConfigError(f"give every pool its own name: {pool.name!r}")
+        if pool.layout.granule_bytes != self.granule_bytes:
+            raise ConfigError(f"pool {pool.name!r} must use granules of {self.granule_bytes} bytes: {pool.layout}")
+        self.pools[pool.name] = pool
+
+    @property
+    def used(self) -> int:
+        """Granules under live pages."""
+        return sum(pool.columns.used_granules for pool in self.pools.values())
+
+    @property
+    def mapped(self) -> int:
+        """Granules with physical memory behind them."""
+        return sum(pool.columns.mapped_granules for pool in self.pools.values())
+
+    @property
+    def free(self) -> int:
+        """Mapped granules without a live page."""
+        return self.mapped - self.used
+
+    @property
+    def unmapped(self) -> int:
+        """Granules of the budget that no pool has mapped."""
+        return self.total - self.mapped
+
+    def activate(self, pool: "Pool", count: int) -> list[int]:
+        """Make `count` more columns of `pool` LIVE and return them; all or nothing.
+
+        Takes WARM columns of the pool first, then unmapped granules, then WARM columns of the other pools, oldest first.
+        Raises PoolExhausted, with nothing changed that a caller could see, when live pages hold the rest of the budget.
+        """
+        columns = pool.columns.candidates(count)
+        if len(columns) < count:
+            raise PoolExhausted(f"pool {pool.name!r} has no more addresses; raise its slots: {pool.layout.slots}")
+        cost = pool.columns.cost(columns)
+        if not self.affords(pool, cost):
+            raise PoolExhausted(
+                f"pool {pool.name!r} needs {cost} granules; evict or wait: {self.total - self.used} left"
+            )
+        if not pool.columns.all_warm(columns):
+            self._make_room(pool, columns)
+            self._map(pool, columns)
+        for column in columns:
+            pool.columns.move(column, LIVE)
+        return columns
+
+    def affords(self, pool: "Pool", granules: int) -> bool:
+        """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
+        limit = self.limits.get(pool.name, self.total)
+        return self.used + granules <= self.total and pool.columns.used_granules + granules <= limit
+
+    def release(self, pool: "Pool", column: int) -> int:
+        """Unmap a WARM column and return the granules freed. A LIVE one raises InvariantError before any driver call."""
+        if pool.columns.state[column] != WARM:
+            live = pool.columns.state[column] == LIVE
+            raise InvariantError(
+                f"free its pages first; column {column} of {pool.name!r} is {'live' if live else 'unmapped'}"
+            )
+        runs = pool.columns.releasable(column)
+        if runs:
+            self.backing.unmap(runs)
+        pool.columns.move(column, UNMAPPED)
+        self.unmapped_ever += count_granules(runs)
+        return count_granules(runs)
+
+    def prepare(self, pool: "Pool", count: int) -> int:
+        """Map up to `count` columns of `pool` ahead of need, WARM, from unmapped memory; return how many.
+
+        Runs off the critical path: a later allocation then costs no driver call.
+        """
+        done = 0
+        warm = len(pool.columns.warm_since)
+        for column in pool.columns.candidates(warm + count)[warm:]:
+            missing = pool.columns.missing([column])
+            if count_granules(missing) > self.unmapped:
+                break
+            self._map(pool, [column])
+            pool.columns.move(column, WARM, pool.now)
+            done += 1
+        return done
+
+    def settle(self, now: float) -> int:
+        """Return idle memory as `returns` says; give the granules unmapped."""
+        pools = list(self.pools.values())
+        idle = [
+            (since, order, column)
+            for order, pool in enumerate(pools)
+            for column, since in pool.columns.warm_since.items()
+            if since <= now - self.returns.idle
+        ]
+        if (
+            sum(pools[order].columns.layout.column_granules for _, order, _ in idle)
+            <= self.returns.keep + self.returns.band
+        ):
+            return 0
+        given = 0
+        for _, order, column in sorted(idle):
+            if self.free - count_granules(pools[order].columns.releasable(column)) < self.returns.keep:
+                break
+            given += self.release(pools[order], column)
+        return given
+
+    def check(self) -> None:
+        """Raise InvariantError unless every pool is consistent and free + used + unmapped == total."""
+        for pool in self.pools.values():
+            pool.check()
+            limit = self.limits.get(pool.name, self.total)
+            if pool.columns.used_granules > limit:
+                raise InvariantError(f"pool {pool.name!r} exceeds its limit {limit}: {pool.columns.used_granules}")
+        if min(self.free, self.used, self.unmapped) < 0 or self.free + self.used + self.unmapped != self.total:
+            raise InvariantError(
+                f"the account does not add up to {self.total}: {(self.free, self.used, self.unmapped)}"
+            )
+
+    def _map(self, pool: "Pool", columns: Sequence[int]) -> None:
+        missing = pool.columns.missing(columns)
+        if missing:
+            self.backing.map(missing)
+            self.mapped_ever += count_granules(missing)
+
+    def _make_room(self, pool: "Pool", columns: Sequence[int]) -> None:
+        chosen = set(columns)
+        while count_granules(pool.columns.missing(columns)) > self.unmapped:
+            victims = [
+                (since, order, column)
+                for order, other in enumerate(self.pools.values())
+                for column, since in other.columns.warm_since.items()
+                if other is not pool or column not in chosen
+            ]
+            if not victims:
+                raise InvariantError(f"affordable granules cannot be found: {self.free} free, {self.unmapped} unmapped")
+            for _, order, column in sorted(victims):
+                self.release(list(self.pools.values())[order], column)
+                if count_granules(pool.columns.missing(columns)) <= self.unmapped:
+                    break

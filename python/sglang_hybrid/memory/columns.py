@@ -1,0 +1,182 @@
+"""Which columns of a pool are mapped, and what each costs when columns share granules.
+
+Ownership: a column is UNMAPPED (no memory of its own), WARM (mapped, no live page: memory on call) or LIVE (at least one
+live page). A granule is mapped while a WARM or LIVE column touches it, and *used* while a LIVE one does.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.memory.backing import Run
+from sglang_hybrid.memory.layout import Layout, Planes
+
+UNMAPPED, WARM, LIVE = range(3)
+
+
+class _Group:
+    """Reference counts of the granules of equal planes; what holds for one plane holds for all."""
+
+    def __init__(self, layout: Layout, planes: Planes, first_plane: int) -> None:
+        self.planes = planes
+        self.first_plane = first_plane
+        self.spans = [range(*layout.span(planes, column)) for column in range(layout.columns)]
+        self.live = [0] * self.spans[-1].stop
+        self.warm = [0] * self.spans[-1].stop
+
+
+class Columns:
+    """The mapping side of one pool. It decides and counts; Budget calls the backing."""
+
+    def __init__(self, layout: Layout, first_plane: int) -> None:
+        self.layout = layout
+        self.exclusive = layout.exclusive
+        self.column_granules = layout.column_granules
+        self.state = [UNMAPPED] * layout.columns
+        self.live_columns = 0
+        self.used_granules = 0
+        self.mapped_granules = 0
+        self.warm_since: dict[int, float] = {}
+        self._groups: list[_Group] = []
+        for planes in layout.planes:
+            self._groups.append(_Group(layout, planes, first_plane))
+            first_plane += planes.count
+        self._unmapped = list(range(layout.columns))  # heaps: the lowest index first keeps neighbours together
+
+    def candidates(self, count: int) -> list[int]:
+        """The `count` columns to use next; fewer if there are fewer.
+
+        WARM ones, which cost no driver call, then UNMAPPED ones, lowest index first. Where columns share granules the
+        order is by index alone: neighbours stay together, and the cost does not depend on what else was unmapped.
+        """
+        warm = heapq.nsmallest(count, self.warm_since)
+        if self.exclusive and len(warm) == count:
+            return warm
+        unmapped: list[int] = []
+        heap = self._unmapped
+        while heap and len(unmapped) < count:
+            column = heapq.heappop(heap)
+            if self.state[column] == UNMAPPED and (not unmapped or column != unmapped[-1]):
+                unmapped.append(column)
+        for column in unmapped:
+            heapq.heappush(heap, column)
+        return (warm + unmapped if self.exclusive else sorted(warm + unmapped))[:count]
+
+    def least(self, count: int) -> int:
+        """Granules that `count` columns of an empty pool use: the first ones, side by side."""
+        return sum(group.planes.count * group.spans[count - 1].stop for group in self._groups) if count else 0
+
+    def all_warm(self, columns: Sequence[int]) -> bool:
+        """Whether `columns` need no mapping."""
+        return all(self.state[column] == WARM for column in columns)
+
+    def cost(self, columns: Sequence[int]) -> int:
+        """Granules that become used when `columns` (none of them LIVE) turn LIVE."""
+        if self.exclusive:
+            return len(columns) * self.column_granules
+        total = 0
+        for group in self._groups:
+            touched = {granule for column in columns for granule in group.spans[column]}
+            total += group.planes.count * sum(group.live[granule] == 0 for granule in touched)
+        return total
+
+    def used_after(self, emptied: AbstractSet[int], count: int) -> int | None:
+        """Used granules once LIVE columns `emptied` run empty and `count` columns turn LIVE; None if there are too few."""
+        if count > len(self.state) - self.live_columns + len(emptied):
+            return None
+        if self.exclusive:
+            return self.used_granules + (count - len(emptied)) * self.column_granules
+        ahead = sorted({*emptied, *self.candidates(count)})[:count]
+        total = self.used_granules
+        for group in self._groups:
+            change: dict[int, int] = {}
+            for columns, step in ((emptied, -1), (ahead, 1)):
+                for column in columns:
+                    for granule in group.spans[column]:
+                        change[granule] = change.get(granule, 0) + step
+            for granule, step in change.items():
+                total += group.planes.count * ((group.live[granule] + step > 0) - (group.live[granule] > 0))
+        return total
+
+    def missing(self, columns: Sequence[int]) -> list[Run]:
+        """Runs to map before `columns` can be used."""
+        runs = []
+        for group in self._groups:
+            touched = {granule for column in columns for granule in group.spans[column]}
+            bare = [granule for granule in sorted(touched) if not group.live[granule] and not group.warm[granule]]
+            for first, count in _stretches(bare):
+                runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
+        return runs
+
+    def releasable(self, column: int) -> list[Run]:
+        """Runs that lose their last user when WARM `column` is unmapped."""
+        runs = []
+        for group in self._groups:
+            span = group.spans[column]
+            lone = [granule for granule in span if not group.live[granule] and group.warm[granule] == 1]
+            for first, count in _stretches(lone):
+                runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
+        return runs
+
+    def move(self, column: int, to: int, now: float = 0.0) -> None:
+        """Change the state of `column`; LIVE and UNMAPPED touch each other only through WARM or a fresh mapping."""
+        was = self.state[column]
+        if was == to or (was == LIVE and to == UNMAPPED):
+            raise InvariantError(f"pool {self.layout.name!r}: column {column} cannot go from {was} to {to}")
+        for group in self._groups:
+            for granule in group.spans[column]:
+                self._count(group, granule, was, to)
+        self.state[column] = to
+        self.live_columns += (to == LIVE) - (was == LIVE)
+        if was == WARM:
+            del self.warm_since[column]
+        if to == WARM:
+            self.warm_since[column] = now
+        elif to == UNMAPPED:
+            heapq.heappush(self._unmapped, column)
+
+    def _count(self, group: _Group, granule: int, was: int, to: int) -> None:
+        live, warm, planes = group.live, group.warm, group.planes.count
+        used, mapped = live[granule] > 0, live[granule] + warm[granule] > 0
+        live[granule] += (to == LIVE) - (was == LIVE)
+        warm[granule] += (to == WARM) - (was == WARM)
+        self.used_granules += planes * ((live[granule] > 0) - used)
+        self.mapped_granules += planes * ((live[granule] + warm[granule] > 0) - mapped)
+
+    def mapped_runs(self) -> Iterator[Run]:
+        """Every mapped granule, one run each."""
+        for group in self._groups:
+            for granule, (live, warm) in enumerate(zip(group.live, group.warm, strict=True)):
+                if live or warm:
+                    for plane in range(group.planes.count):
+                        yield Run(group.first_plane + plane, granule, 1)
+
+    def check(self) -> None:
+        """Raise InvariantError unless reference counts and totals follow from the column states."""
+        used = mapped = 0
+        for group in self._groups:
+            live, warm = [0] * len(group.live), [0] * len(group.warm)
+            for column, state in enumerate(self.state):
+                for granule in group.spans[column]:
+                    live[granule] += state == LIVE
+                    warm[granule] += state == WARM
+            if live != group.live or warm != group.warm:
+                raise InvariantError(f"pool {self.layout.name!r}: reference counts differ in {group.planes.name!r}")
+            used += group.planes.count * sum(n > 0 for n in live)
+            mapped += group.planes.count * sum(a + b > 0 for a, b in zip(live, warm, strict=True))
+        if (used, mapped) != (self.used_granules, self.mapped_granules):
+            raise InvariantError(f"pool {self.layout.name!r}: counts {(used, mapped)} != {self.mapped_granules}")
+        if self.live_columns != self.state.count(LIVE):
+            raise InvariantError(f"pool {self.layout.name!r}: live columns are miscounted: {self.live_columns}")
+        if set(self.warm_since) != {column for column, state in enumerate(self.state) if state == WARM}:
+            raise InvariantError(f"pool {self.layout.name!r}: warm columns differ: {sorted(self.warm_since)}")
+
+
+def _stretches(values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, count) of each maximal run of consecutive integers in increasing `values`."""
+    start = 0
+    for index in range(1, len(values) + 1):
+        if index == len(values) or values[index] != values[index - 1] + 1:
+            yield values[start], index - start
+            start = index
