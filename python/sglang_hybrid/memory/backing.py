@@ -21,9 +21,9 @@ class Run(NamedTuple):
 class Backing(Protocol):
     """Physical memory behind a reserved range (design: one contract, CUDA, host and bookkeeping behind it).
 
-    Both calls are atomic: they do all of it, or raise and leave everything as it was. Mapping what is mapped or unmapping
-    what is not is an InvariantError before anything is touched. `map` raises PoolExhausted when memory runs out. Contents
-    of a freshly mapped granule are unspecified: physical memory is recycled.
+    Both calls are atomic: they do all of it, or raise and leave everything as it was. Mapping what is mapped or
+    unmapping what is not is an InvariantError before anything is touched. `map` raises PoolExhausted when memory runs
+    out. Contents of a freshly mapped granule are unspecified: physical memory is recycled.
     """
 
     def map(self, runs: Sequence[Run]) -> None:

@@ -92,8 +92,9 @@ class Budget:
     def activate(self, pool: "Pool", count: int) -> list[int]:
         """Make `count` more columns of `pool` LIVE and return them; all or nothing.
 
-        Takes WARM columns of the pool first, then unmapped granules, then WARM columns of the other pools, oldest first.
-        Raises PoolExhausted, with nothing changed that a caller could see, when live pages hold the rest of the budget.
+        Takes WARM columns of the pool first, then unmapped granules, then WARM columns of the other pools, oldest
+        first. Raises PoolExhausted, with nothing changed that a caller could see, when live pages hold the rest of
+        the budget.
         """
         columns = pool.columns.candidates(count)
         if len(columns) < count:
@@ -116,7 +117,7 @@ class Budget:
         return self.used + granules <= self.total and pool.columns.used_granules + granules <= limit
 
     def release(self, pool: "Pool", column: int) -> int:
-        """Unmap a WARM column and return the granules freed. A LIVE one raises InvariantError before any driver call."""
+        """Unmap a WARM column; the granules freed. A LIVE one raises InvariantError before any driver call."""
         if pool.columns.state[column] != WARM:
             live = pool.columns.state[column] == LIVE
             raise InvariantError(

@@ -1,7 +1,7 @@
 """Which columns of a pool are mapped, and what each costs when columns share granules.
 
-Ownership: a column is UNMAPPED (no memory of its own), WARM (mapped, no live page: memory on call) or LIVE (at least one
-live page). A granule is mapped while a WARM or LIVE column touches it, and *used* while a LIVE one does.
+Ownership: a column is UNMAPPED (no memory of its own), WARM (mapped, no live page: memory on call) or LIVE (at least
+one live page). A granule is mapped while a WARM or LIVE column touches it, and *used* while a LIVE one does.
 """
 
 import heapq
@@ -82,7 +82,7 @@ class Columns:
         return total
 
     def used_after(self, emptied: AbstractSet[int], count: int) -> int | None:
-        """Used granules once LIVE columns `emptied` run empty and `count` columns turn LIVE; None if there are too few."""
+        """Used granules once LIVE columns `emptied` run empty and `count` turn LIVE; None if there are too few."""
         if count > len(self.state) - self.live_columns + len(emptied):
             return None
         if self.exclusive:

@@ -10,7 +10,8 @@ from sglang_hybrid.memory.entries import Entry
 
 @dataclass(frozen=True)
 class Growth:
-    """When a request takes its later pages: `at_once` at step `first` and every `every` steps after; it is over at `end`.
+    """When a request takes its later pages: `at_once` at step `first` and every `every` steps after; it is over at
+    `end`.
 
     All in steps of the engine after admission. An upper bound: a request may take pages later, or end sooner.
     """
@@ -42,7 +43,7 @@ class Demand:
 
 
 class Outlook:
-    """The pools as they would be without some entries. Nothing is touched; adding and dropping an entry is incremental."""
+    """The pools as they would be without some entries. Nothing is touched; each entry is one increment."""
 
     def __init__(self, budget: Budget, gone: Iterable[Entry] = ()) -> None:
         self.short: str | None = None  # the pool whose limit the last `fits` ran into
@@ -91,8 +92,8 @@ class Outlook:
 def plan_eviction(outlook: Outlook, pages: Mapping[str, int], candidates: Sequence[Entry]) -> list[Entry] | None:
     """Entries to evict so that `pages` fit, from `candidates` in order of increasing loss; None if all do not suffice.
 
-    Takes the cheapest until it fits, then spares, dearest first, each that turned out not to be needed: freeing KV pages
-    helps a state only when whole columns run empty, so cheap entries can be useless.
+    Takes the cheapest until it fits, then spares, dearest first, each that turned out not to be needed: freeing KV
+    pages helps a state only when whole columns run empty, so cheap entries can be useless.
     """
     chosen = []
     for entry in candidates:

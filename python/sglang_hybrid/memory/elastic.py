@@ -101,7 +101,7 @@ class Elastic:
         return pages, evicted
 
     def finish(self, lease: Lease, keep: Mapping[int, tuple[str, Pages, float]] | None = None) -> None:
-        """End a request. `keep` turns some of its pages into entries: key -> (pool, pages, value); the rest is freed."""
+        """End a request. `keep` turns some of its pages into entries: key -> (pool, pages, value). Frees the rest."""
         self._tick()
         if self.leases.get(lease.request_id) is not lease:
             raise InvariantError(f"finish a running request once: {lease.request_id}")
@@ -129,7 +129,7 @@ class Elastic:
         return self.budget.settle(self.operations)
 
     def check(self) -> None:
-        """Raise InvariantError unless pools hold exactly the pages of leases and entries and every promise can be met."""
+        """Raise InvariantError unless leases and entries hold exactly the live pages and every promise can be met."""
         self.budget.check()
         self.entries.check()
         for name, pool in self.budget.pools.items():

@@ -1,9 +1,10 @@
 """Where the slots of a pool lie: layer-major planes over reserved address ranges, mapped in granules.
 
-A *plane* is one tensor of one layer (K of layer 3, the recurrent state of layer 7): an array of slots in a reserved range.
-A *granule* is the unit the memory system maps. A *column* is the smallest run of slots worth mapping: the same slots in
-every plane of the pool. Example, Qwen3-Next at TP1 with 2 MiB granules: a KV slot takes 1 KiB in each of 24 planes, so a
-column is 2,048 tokens and 24 granules; a state slot takes exactly one granule in each of 36 planes, so a column is 1 state.
+A *plane* is one tensor of one layer (K of layer 3, the recurrent state of layer 7): an array of slots in a reserved
+range. A *granule* is the unit the memory system maps. A *column* is the smallest run of slots worth mapping: the same
+slots in every plane of the pool. Example, Qwen3-Next at TP1 with 2 MiB granules: a KV slot takes 1 KiB in each of 24
+planes, so a column is 2,048 tokens and 24 granules; a state slot takes exactly one granule in each of 36 planes, so a
+column is 1 state.
 """
 
 from collections.abc import Sequence
@@ -29,9 +30,10 @@ class Planes:
 class Layout:
     """The planes of one pool and its reach.
 
-    `slots` is how far the address range reaches at least (it is rounded up to whole columns), not how much memory there
-    is; `page_slots` slots are allocated together (tokens of a KV page); the first `pinned_pages` pages are never handed out and always mapped (SGLang writes padding to slot 0).
-    `straddle` allows slots that cross a granule boundary; such a slot is usable only while both granules are mapped.
+    `slots` is how far the address range reaches at least (it is rounded up to whole columns), not how much memory
+    there is; `page_slots` slots are allocated together (tokens of a KV page); the first `pinned_pages` pages are
+    never handed out and always mapped (SGLang writes padding to slot 0). `straddle` allows slots that cross a granule
+    boundary; such a slot is usable only while both granules are mapped.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Layout:
 
     @property
     def column_slots(self) -> int:
-        """Slots per column: what one granule holds in the plane with the largest slots, in whole pages, at least one."""
+        """Slots per column: what a granule of the plane with the largest slots holds, in whole pages, at least one."""
         fitting = min(self.granule_bytes // planes.slot_bytes for planes in self.planes)
         return max(fitting // self.page_slots, 1) * self.page_slots
 

@@ -1,6 +1,7 @@
 """A pool of pages over columns: the fullest column gives first, so the others run empty and their memory goes back."""
 
 from bisect import bisect_left, insort
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +117,7 @@ class Pool:
             pages, columns = pages[order], columns[order]
             cuts = np.flatnonzero(columns[1:] != columns[:-1])
         bounds = [0, *(cuts + 1).tolist(), len(pages)]
-        return [(int(columns[start]), pages[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [(int(columns[start]), pages[start:stop]) for start, stop in pairwise(bounds)]
 
     def _unmark(self, pages: Pages, parts: list[tuple[int, Pages]]) -> None:
         """Clear the live marks of `pages`; as many marks must vanish as there are pages, else nothing changes."""

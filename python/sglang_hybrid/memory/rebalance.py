@@ -60,7 +60,7 @@ class Avmp:
 
 
 def split(budget: Budget, state_fraction: float, kv: str = "kv", state: str = "state") -> dict[str, int]:
-    """Limits in granules that give `state` its fraction of `budget` and `kv` the rest, as SGLang's static ratio does."""
+    """Limits in granules: `state` gets its fraction of `budget`, `kv` the rest, as with SGLang's static ratio."""
     if not 0.0 < state_fraction < 1.0:
         raise ConfigError(f"the state share of the memory must lie between 0 and 1: {state_fraction}")
     granules = int(budget.total * state_fraction)

@@ -1,8 +1,8 @@
 """padded_unified: one pool whose page is the larger of a KV page and a state block (AVMP 4.1, vLLM issue 37121).
 
 The released allocator hands out raw page ids. A request that was evicted still holds the ids it had, and frees them
-when it departs, although they may belong to somebody else by then; that use-after-free is part of the published numbers,
-so it is part of this baseline.
+when it departs, although they may belong to somebody else by then; that use-after-free is part of the published
+numbers, so it is part of this baseline.
 """
 
 import numpy as np

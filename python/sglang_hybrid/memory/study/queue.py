@@ -1,14 +1,17 @@
 """The honest question: how long does a machine need for a trace if it may not kill requests?
 
 First come, first served: a request waits at the head of the queue until its prompt and its generation fit, runs for
-prompt + gen ticks, and holds its memory until the end. Reported: when the last request ends, and the requests that could
-never run. A request the allocator can never place is dropped, and so is one it cannot place while nothing else runs.
+prompt + gen ticks, and holds its memory until the end. Reported: when the last request ends, and the requests that
+could never run. A request the allocator can never place is dropped, and so is one it cannot place while nothing else
+runs.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from sglang_hybrid.memory.study.geometry import KV, STATE, Geometry
 from sglang_hybrid.memory.study.published import TwoStores
@@ -49,11 +52,10 @@ def serve(server: Server, requests: Sequence[Request]) -> Service:
     running: list[tuple[int, int]] = []
     tick = last = dropped = tokens = head = 0
     while head < len(waiting) or running:
-        arrival = waiting[head].arrival if head < len(waiting) else None
-        if arrival is not None and arrival > tick and (not running or arrival < running[0][0]):
-            tick = arrival
-        elif running and (arrival is None or arrival > tick or running[0][0] <= tick or tick < running[0][0]):
-            tick = max(tick, running[0][0])
+        coming = [running[0][0]] if running else []
+        if head < len(waiting) and (waiting[head].arrival > tick or not running):
+            coming.append(waiting[head].arrival)
+        tick = max(tick, min(coming))
         while running and running[0][0] <= tick:
             server.end(requests[heapq.heappop(running)[1]])
         last = tick
@@ -72,25 +74,45 @@ def serve(server: Server, requests: Sequence[Request]) -> Service:
 
 
 class ByteGranular:
-    """The ideal: one budget, no granule, no kind; a request takes exactly its bytes."""
+    """The ideal: one budget, no granule, no kind; a request takes exactly its bytes.
 
-    def __init__(self, geometry: Geometry, total_bytes: int) -> None:
+    With `lockstep` it need not set a request's last byte aside from the start: requests grow by one token per tick, and
+    the head is admitted if what all of them hold never exceeds the budget until each has ended.
+    """
+
+    def __init__(self, geometry: Geometry, total_bytes: int, lockstep: bool = False) -> None:
         self._geometry = geometry
-        self._total_bytes = self._free_bytes = total_bytes
+        self._total_bytes = total_bytes
+        self._lockstep = lockstep
+        self._running: dict[int, tuple[int, Request]] = {}
 
     def start(self, request: Request, tick: int) -> bool | None:
         """See Server."""
-        size_bytes = self._geometry.request_bytes(request.prompt + request.gen)
-        if size_bytes > self._total_bytes:
+        if self._geometry.request_bytes(request.prompt + request.gen) > self._total_bytes:
             return None
-        if size_bytes > self._free_bytes:
-            return False
-        self._free_bytes -= size_bytes
-        return True
+        together = [*self._running.values(), (tick, request)]
+        if self._lockstep:
+            fits = self._peak_bytes(together) <= self._total_bytes
+        else:
+            whole = sum(self._geometry.request_bytes(other.prompt + other.gen) for _, other in together)
+            fits = whole <= self._total_bytes
+        if fits:
+            self._running[request.request_id] = (tick, request)
+        return fits
 
     def end(self, request: Request) -> None:
         """See Server."""
-        self._free_bytes += self._geometry.request_bytes(request.prompt + request.gen)
+        del self._running[request.request_id]
+
+    def _peak_bytes(self, together: list[tuple[int, Request]]) -> int:
+        geometry = self._geometry
+        start, prompt, gen = np.array([(tick, r.prompt, r.gen) for tick, r in together], dtype=np.int64).T
+        end = start + prompt + gen
+        at = np.unique(end)[:, None] - 1
+        tokens = np.clip(at - start, prompt, prompt + gen)
+        pages = np.maximum(1, -(-tokens // geometry.page_tokens))
+        each = pages * geometry.kv_layers * geometry.kv_page_bytes + geometry.state_layers * geometry.state_block_bytes
+        return int(np.where(end > at, each, 0).sum(axis=1).max())
 
 
 class StoresServer:
