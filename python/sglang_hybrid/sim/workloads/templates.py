@@ -8,9 +8,9 @@ from sglang_hybrid.sim.trace import Request, Tokens
 from sglang_hybrid.sim.workloads.chat import MODEL_HEADER, USER_HEADER
 from sglang_hybrid.sim.workloads.draw import Lengths, arrivals, text, zipf_choice
 
-TEMPLATE = Lengths(1450, 0.68, 300, 8000)
-QUESTION = Lengths(90, 0.6, 10, 800)
-ONE_OFF = Lengths(600, 0.55, 50, 4000)
+TEMPLATE = Lengths(1650, 0.6, 300, 8000)
+QUESTION = Lengths(45, 0.6, 5, 800)
+ONE_OFF = Lengths(760, 0.75, 50, 4000)
 OUTPUT = Lengths(119, 0.77, 5, 2048)
 DOCUMENT = Lengths(700, 0.5, 150, 3000)
 
@@ -20,7 +20,7 @@ def fewshot(
     requests: int = 1500,
     rate: float = 2.0,
     templates: int = 24,
-    exponent: float = 1.0,
+    exponent: float = 1.1,
     one_off: float = 0.25,
 ) -> Iterator[Request]:
     """Prompts = template (Zipf by popularity) + question; a share `one_off` of the requests has no template."""

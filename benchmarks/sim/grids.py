@@ -1,0 +1,99 @@
+"""The grids behind the tables and figures of this folder: names and cells, nothing else."""
+
+from collections.abc import Iterable, Sequence
+
+from models import LAYER_MIXES, MARCONI, STATE_SIZES
+
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.sim.grid import Cell, Source, cells
+
+ALPHAS = ("marconi:0", "marconi:0.5", "marconi:1")
+CEILINGS = ("clairvoyant", "bound", "unbounded")
+CAPACITIES = {
+    "sharegpt": (1.0, 2.0, 5.0),
+    "lmsys": (2.0, 3.0, 5.0),
+    "agentic": (20.0, 40.0, 60.0),
+    "swebench": (10.0, 20.0, 40.0),
+    "fewshot": (1.0, 2.0, 3.0),
+    "rag": (2.0, 5.0),
+}
+HELD_OUT_SEEDS = (101, 102)  # no policy was designed or tuned on these
+
+
+def _grid(
+    workloads: Iterable[str], policies: Sequence[str], gbs: Sequence[float], model: ModelSpec = MARCONI
+) -> list[Cell]:
+    return cells([Source(f"workload:{w}") for w in workloads], [model], policies, gbs)
+
+
+def main() -> list[Cell]:
+    """Every workload at three capacities and two held-out seeds, all policies, best hindsight alpha, ceilings."""
+    policies = ("lru", "superseded", "marconi", *ALPHAS, "forecast", *CEILINGS)
+    found = []
+    for seed in HELD_OUT_SEEDS:
+        for name, gbs in CAPACITIES.items():
+            found += _grid([f"{name}?seed={seed}"], policies, gbs)
+    return found
+
+
+def robustness() -> list[Cell]:
+    """Heavy-tailed gaps, mixed tenants, phase changes, other session rates: never far below LRU."""
+    policies = ("lru", "superseded", "marconi", "forecast", "clairvoyant", "bound")
+    cases: dict[str, Sequence[float]] = {
+        "mixed?": (10.0, 20.0),
+        "phases?": (5.0, 15.0),
+        "sharegpt?gap_sigma=1.5&": (1.0, 2.0, 5.0),
+        "lmsys?gap_sigma=1.5&": (3.0, 10.0),
+        "agentic?gap_sigma=1.5&": (20.0, 40.0),
+        "swebench?gap_sigma=1.5&": (20.0,),
+        "sharegpt?sps=0.25&": (1.0, 2.0),
+        "sharegpt?sps=5&": (1.0, 2.0),
+        "lmsys?sps=0.25&": (3.0,),
+        "agentic?sps=0.25&": (20.0,),
+    }
+    found = []
+    for seed in (111,):
+        for case, gbs in cases.items():
+            found += _grid([f"{case}seed={seed}"], policies, gbs)
+    return found
+
+
+def admission() -> list[Cell]:
+    """Figure 7 and 8: fine-grained checkpointing (vLLM+), SGLang+ (lru), Marconi and ours over rates and capacities."""
+    policies = ("vllm+", "lru", "marconi", "forecast")
+    found = []
+    for sps in (0.5, 2.0):
+        found += _grid([f"sharegpt?sps={sps}&seed=121"], policies, (1.0, 2.0, 4.0))
+        found += _grid([f"lmsys?sps={sps}&sessions=50&seed=121"], policies, (1.0, 2.0, 4.0))
+        found += _grid([f"swebench?sps={sps}&sessions=25&seed=121"], policies, (4.0, 8.0))
+    return found
+
+
+def contention() -> list[Cell]:
+    """Figure 11: capacity from high to low contention, agents that append; Figure 10 reads one of these cells."""
+    return _grid(["agentic?seed=131"], ("lru", "marconi", "forecast", "clairvoyant"), (15.0, 30.0, 45.0, 60.0, 75.0))
+
+
+def architecture() -> list[Cell]:
+    """Figure 12: layer mixes and state dimensions at one capacity."""
+    found = []
+    for model in (*LAYER_MIXES.values(), *STATE_SIZES.values()):
+        found += _grid(["agentic?sessions=30&seed=141"], ("vllm+", "lru", "marconi", "forecast"), (12.0,), model)
+    return found
+
+
+def arrivals() -> list[Cell]:
+    """Figure 13: sessions a second, and seconds between the requests of a session."""
+    names = [f"agentic?sps={sps}&seed=151" for sps in (0.5, 1.0, 2.0)]
+    names += [f"agentic?art={art}&seed=151" for art in (5.0, 7.5, 10.0)]
+    return _grid(names, ("lru", "marconi", "forecast"), (40.0,))
+
+
+GRIDS = {
+    "main": main,
+    "robustness": robustness,
+    "admission": admission,
+    "contention": contention,
+    "architecture": architecture,
+    "arrivals": arrivals,
+}

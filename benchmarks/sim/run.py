@@ -1,0 +1,110 @@
+"""Run a grid and write its raw JSON; finished cells are kept, so an interrupted run goes on where it stopped.
+
+python benchmarks/sim/run.py main robustness      # results/<grid>/<date>-<machine>-<commit>.json
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from grids import GRIDS
+
+from sglang_hybrid import __version__
+from sglang_hybrid.sim.grid import Cell, run_cell
+
+HERE = Path(__file__).parent
+LEFT_OUT = ("gb_over_time",)  # columns left out of the committed files, for their size
+
+
+def run(name: str, kept: Path) -> list[dict[str, Any]]:
+    """Rows of grid `name` in order; each finished cell is appended to `kept` at once."""
+    done = {}
+    if kept.exists():
+        for line in kept.read_text().splitlines():
+            row = json.loads(line)
+            done[row["cell"]] = row
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    cells = GRIDS[name]()
+    rows = []
+    for i, cell in enumerate(cells):
+        key = identity(cell)
+        if key not in done:
+            start = time.perf_counter()
+            row = {"cell": key, **run_cell(cell).as_row()}
+            for column in LEFT_OUT:
+                row.pop(column, None)
+            done[key] = row
+            with kept.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            print(f"{name} {i + 1}/{len(cells)} {key} {row['token_hit_rate']:.3f} {time.perf_counter() - start:.1f}s")
+        rows.append(done[key])
+    return rows
+
+
+def identity(cell: Cell) -> str:
+    """What distinguishes a cell within its grid."""
+    return f"{cell.source.text} {cell.model.name} {cell.policy} {cell.capacity_bytes}"
+
+
+def machine() -> str:
+    """Cores and processor, for file names: `cpu2-xeon`."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
+    kind = next((k for k in ("EPYC", "Xeon", "Ryzen", "Core") if k in text), "other").lower()
+    return f"cpu{os.cpu_count()}-{kind}"
+
+
+def about(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the numbers came to be."""
+    return {
+        "grid": name,
+        "scope": "simulated; no model is run; requests commit on arrival; 1 GB = 1e9 bytes; capacity enforced",
+        "machine": machine(),
+        "commit": commit(),
+        "version": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "processes": 1,
+        "rows": rows,
+    }
+
+
+def commit() -> str:
+    """Short hash of the checked-out commit."""
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
+    ).stdout.strip()
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> Path:
+    """One row a line, so that changes of a result show as changed lines."""
+    path = HERE / "results" / name / f"{datetime.date.today():%Y-%m-%d}-{machine()}-{commit()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = about(name, [])
+    head.pop("rows")
+    body = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + body + "\n]}\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", nargs="+", choices=tuple(GRIDS))
+    parser.add_argument("--kept", type=Path, default=HERE.parents[1] / "build" / "sim", help="finished cells")
+    parser.add_argument("--fresh", action="store_true", help="forget finished cells first")
+    args = parser.parse_args()
+    for name in args.grid:
+        kept = args.kept / f"{name}.jsonl"
+        if args.fresh:
+            kept.unlink(missing_ok=True)
+        print(write(name, run(name, kept)))
+
+
+if __name__ == "__main__":
+    main()
