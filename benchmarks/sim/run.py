@@ -48,6 +48,13 @@ def run(name: str, kept: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def forget(kept: Path, policies: set[str]) -> None:
+    """Remove finished cells of `policies`, so that they run again."""
+    if policies and kept.exists():
+        lines = [line for line in kept.read_text().splitlines() if json.loads(line)["policy"] not in policies]
+        kept.write_text("".join(f"{line}\n" for line in lines))
+
+
 def identity(cell: Cell) -> str:
     """What distinguishes a cell within its grid."""
     return f"{cell.source.text} {cell.model.name} {cell.policy} {cell.capacity_bytes}"
@@ -98,11 +105,13 @@ def main() -> None:
     parser.add_argument("grid", nargs="+", choices=tuple(GRIDS))
     parser.add_argument("--kept", type=Path, default=HERE.parents[1] / "build" / "sim", help="finished cells")
     parser.add_argument("--fresh", action="store_true", help="forget finished cells first")
+    parser.add_argument("--redo", default="", help="forget finished cells of these policies, comma-separated")
     args = parser.parse_args()
     for name in args.grid:
         kept = args.kept / f"{name}.jsonl"
         if args.fresh:
             kept.unlink(missing_ok=True)
+        forget(kept, set(filter(None, args.redo.split(","))))
         print(write(name, run(name, kept)))
 
 

@@ -13,7 +13,7 @@ from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import PRESETS, ModelSpec, from_config, preset
 from sglang_hybrid.sim import grid, plots, workloads
-from sglang_hybrid.sim.cache import POLICIES
+from sglang_hybrid.sim.cache import POLICIES, open_cache
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.readers import FORMATS
@@ -51,6 +51,8 @@ def _simulate(args: argparse.Namespace) -> int:
     for source in sources:
         source.load()  # a bad trace is reported before any process starts
     cells = grid.cells(sources, models, policies, capacities, cost)
+    for policy in set(policies) - set(grid.CEILINGS):
+        open_cache(policy, cells[0].capacity_bytes, models[0])  # so is a policy that does not exist
     report = Report(tuple(_run(cells, args.jobs)))
     report.print(Console())
     if args.json:

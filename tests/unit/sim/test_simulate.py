@@ -71,6 +71,7 @@ def test_processes_give_what_one_process_gives() -> None:
         ([], "name a trace file or a workload"),
         (["missing.jsonl"], "no such trace file"),
         ([SMALL, "--policy", "belady"], "unknown policy"),
+        ([SMALL, "--policy", "lru,belady", "--jobs", "2"], "unknown policy"),
         ([SMALL, "--capacity-gb", "0"], "positive number of GB, got 0"),
         ([SMALL, "--capacity-gb", "1,-2"], "positive number of GB, got -2"),
         ([SMALL, "--capacity-gb", "big"], "must be a number"),

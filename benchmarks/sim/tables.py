@@ -1,0 +1,136 @@
+"""Tables of the README from the raw JSON: ratios to Marconi, distance to LRU, share of the gap to the clairvoyant row.
+
+python benchmarks/sim/tables.py [GRID ...]
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+HERE = Path(__file__).parent
+TARGETS = {"sharegpt": 1.25, "lmsys": 1.15, "agentic": 1.5, "swebench": 2.0, "fewshot": 2.4}
+Cell = dict[str, float]  # policy -> token hit rate
+
+
+def newest(grid: str) -> dict[str, Any]:
+    """The most recent result file of a grid."""
+    files = sorted((HERE / "results" / grid).glob("*.json"), key=lambda p: (p.name[:10], p.stat().st_mtime))
+    if not files:
+        raise SystemExit(f"no results yet; run: python benchmarks/sim/run.py {grid}")
+    return dict(json.loads(files[-1].read_text()))
+
+
+def groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, Cell, list[dict[str, Any]]]]:
+    """(trace, capacity, hit rate by policy, rows); adds `best alpha`, the best fixed alpha in hindsight."""
+    found: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["trace"], row["model"], row["capacity_gb"]), []).append(row)
+    for (trace, _, gb), members in found.items():
+        rates = {r["policy"]: float(r["token_hit_rate"]) for r in members}
+        alphas = [rate for policy, rate in rates.items() if policy.startswith("marconi:")]
+        if alphas:
+            rates["best alpha"] = max(alphas)
+        yield trace, gb, rates, members
+
+
+def workload(trace: str) -> str:
+    """The workload of a trace name, without parameters and seed."""
+    return trace.partition("#")[0].partition(",")[0]
+
+
+def main_table(rows: list[dict[str, Any]]) -> str:
+    """Mean hit rate per workload and capacity, over seeds."""
+    columns = (
+        "lru", "superseded", "marconi", "best alpha", "forecast", "clairvoyant", "bound", "unbounded"
+    )  # fmt: skip
+    cells: dict[tuple[str, float], list[Cell]] = {}
+    for trace, gb, rates, _ in groups(rows):
+        cells.setdefault((workload(trace), gb), []).append(rates)
+    lines = [_line(["workload", "GB", *columns, "forecast / marconi"]), _line(["---"] * (len(columns) + 3))]
+    for (name, gb), seeds in cells.items():
+        means = [f"{100 * fmean(r[c] for r in seeds):.1f}" for c in columns]
+        ratio = fmean(r["forecast"] / r["marconi"] for r in seeds)
+        lines.append(_line([name, f"{gb:g}", *means, f"{ratio:.2f}"]))
+    return "\n".join(lines)
+
+
+def ratio_table(rows: list[dict[str, Any]]) -> str:
+    """Per workload: forecast against Marconi and the best alpha, LRU margin, share of the gap closed, the target."""
+    found: dict[str, list[Cell]] = {}
+    for trace, _, rates, _ in groups(rows):
+        found.setdefault(workload(trace), []).append(rates)
+    head = ["workload", "cells", "/ marconi", "target", "/ best alpha", "/ lru", "worst points vs lru", "gap closed %"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for name, cells in found.items():
+        ratio = fmean(r["forecast"] / r["marconi"] for r in cells)
+        goal = TARGETS.get(name)
+        closed = sum(r["forecast"] - r["marconi"] for r in cells) / sum(r["clairvoyant"] - r["marconi"] for r in cells)
+        lines.append(
+            _line(
+                [
+                    name,
+                    str(len(cells)),
+                    f"{ratio:.2f}",
+                    "" if goal is None else f">= {goal} {'met' if ratio >= goal else 'NOT met'}",
+                    f"{fmean(r['forecast'] / r['best alpha'] for r in cells):.2f}" if "best alpha" in cells[0] else "",
+                    f"{fmean(r['forecast'] / r['lru'] for r in cells):.2f}",
+                    f"{100 * min(r['forecast'] - r['lru'] for r in cells):+.1f}",
+                    f"{100 * closed:.0f}",
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
+def margin_table(rows: list[dict[str, Any]]) -> str:
+    """Every cell of a robustness grid, with the distance of forecast to LRU in points."""
+    columns = ("lru", "superseded", "marconi", "forecast", "clairvoyant", "bound")
+    lines = [_line(["trace", "GB", *columns, "forecast - lru"]), _line(["---"] * (len(columns) + 3))]
+    for trace, gb, rates, _ in groups(rows):
+        margin = 100 * (rates["forecast"] - rates["lru"])
+        lines.append(_line([trace, f"{gb:g}", *(f"{100 * rates[c]:.1f}" for c in columns), f"{margin:+.1f}"]))
+    return "\n".join(lines)
+
+
+def cost_table(rows: list[dict[str, Any]]) -> str:
+    """Seconds per replay and microseconds per request, by policy; and the two counts that must be zero."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "decision_us_mean" in row:
+            found.setdefault(row["policy"], []).append(row)
+    head = ["policy", "replays", "us/request mean", "p99 worst cell", "s/replay worst", "over capacity", "false hits"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for policy, mine in found.items():
+        lines.append(
+            _line(
+                [
+                    policy,
+                    str(len(mine)),
+                    f"{fmean(r['decision_us_mean'] for r in mine):.0f}",
+                    f"{max(r['decision_us']['p99'] for r in mine):.0f}",
+                    f"{max(r['seconds'] for r in mine):.1f}",
+                    str(sum(r["over_capacity_requests"] for r in mine)),
+                    str(sum(r["false_hits"] for r in mine)),
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+TABLES = {
+    "main": (ratio_table, main_table, cost_table),
+    "robustness": (margin_table,),
+}
+
+if __name__ == "__main__":
+    for grid in sys.argv[1:] or TABLES:
+        rows = newest(grid)["rows"]
+        for table in TABLES[grid]:
+            print(table(rows), end="\n\n")
