@@ -14,7 +14,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import PRESETS, ModelSpec, from_config, preset
 from sglang_hybrid.sim import grid, plots, workloads
 from sglang_hybrid.sim.cache import POLICIES, open_cache
-from sglang_hybrid.sim.latency import H100, CostModel
+from sglang_hybrid.sim.latency import HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.readers import FORMATS
 from sglang_hybrid.sim.report import Report
@@ -43,9 +43,7 @@ def _simulate(args: argparse.Namespace) -> int:
     if not args.no_ceilings:
         policies += [name for name in grid.CEILINGS if name not in policies]
     capacities = [_number(text, "a capacity in GB") for text in _split(args.capacity_gb)]
-    if args.tflops <= 0:
-        raise ConfigError(f"--tflops must be positive, got {args.tflops}")
-    cost = CostModel(args.ttft_overhead_ms / 1e3, 1.0 / (args.tflops * 1e12))
+    cost = _cost(args)
     if args.plot:
         plots.load_pyplot()  # before the work, not after
     for source in sources:
@@ -82,6 +80,14 @@ def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
 
 def _model(name: str) -> ModelSpec:
     return preset(name) if name in PRESETS else from_config(name)
+
+
+def _cost(args: argparse.Namespace) -> CostModel:
+    base = HARDWARE[args.hardware]
+    if args.tflops is not None and args.tflops <= 0:
+        raise ConfigError(f"--tflops must be positive, got {args.tflops}")
+    overhead = base.overhead_s if args.ttft_overhead_ms is None else args.ttft_overhead_ms / 1e3
+    return CostModel(overhead, base.seconds_per_flop if args.tflops is None else 1.0 / (args.tflops * 1e12))
 
 
 def _split(text: str) -> list[str]:
@@ -125,6 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     add("--no-ceilings", action="store_true", help="leave out the clairvoyant, bound and unbounded rows")
-    add("--tflops", type=float, default=1e-12 / H100.seconds_per_flop, help="achieved TFLOP/s for the TTFT estimate")
-    add("--ttft-overhead-ms", type=float, default=1e3 * H100.overhead_s, help="fixed part of the TTFT estimate")
+    add(
+        "--hardware", choices=tuple(HARDWARE), default="h100", help="prices of the TTFT estimate (default: %(default)s)"
+    )
+    add("--tflops", type=float, help="achieved TFLOP/s instead of the hardware's")
+    add("--ttft-overhead-ms", type=float, help="fixed part of a TTFT instead of the hardware's")
     return parser

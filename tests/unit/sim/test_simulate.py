@@ -79,6 +79,7 @@ def test_processes_give_what_one_process_gives() -> None:
         ([SMALL, "--capacity-gb", ","], "at least one policy and one capacity"),
         ([SMALL, "--jobs", "0"], "at least one process"),
         ([SMALL, "--tflops", "0"], "--tflops must be positive"),
+        ([SMALL, "--ttft-overhead-ms", "-1"], "overhead must be >= 0"),
         (["--workload", "chess"], "unknown workload"),
         ([SMALL, "--model", "gpt-17"], "gpt-17"),
     ],
