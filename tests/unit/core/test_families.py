@@ -113,6 +113,21 @@ def test_layers_of_the_other_families() -> None:
     assert adapted.active_weights - preset("zamba2-7b").active_weights == 13 * 3 * 2 * 128 * 2 * 3584
 
 
+def test_layer_numbers_of_kimi_linear_start_at_one() -> None:
+    assert preset("kimi-linear-48b-a3b").layer_counts == {"kda": 20, "attention": 7, "mlp": 1, "moe": 26}
+    linear = {**KIMI["linear_attn_config"], "kda_layers": [1, 3]}
+    kinds = [layer.kind for layer in from_config({**KIMI, "num_hidden_layers": 3, "linear_attn_config": linear}).layers]
+    assert kinds == ["kda", "mlp", "attention", "moe", "kda", "moe"]
+
+
+def test_feed_forward_layers_of_nemotron_have_no_gate() -> None:
+    """Squared ReLU: two matrices, in the MLP, the experts and the shared expert."""
+    mlp = from_config({**NEMOTRON, "hybrid_override_pattern": "-"})
+    assert mlp.active_weights == 2 * 4096 * 21504
+    sparse = from_config({**PUBLISHED["nemotron-3-nano-30b-a3b"], "hybrid_override_pattern": "E"})
+    assert sparse.active_weights == 2688 * 128 + 6 * 2 * 2688 * 1856 + 2 * 2688 * 3712
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
