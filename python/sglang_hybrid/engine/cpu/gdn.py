@@ -11,10 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_hybrid.engine.cpu.slots import read, write
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 
-_BLOCK_ELEMENTS = 1 << 21
-"""Elements of the largest temporary that is computed at once: keeps long prompts inside the cache and bounds memory."""
+_BLOCK_ELEMENTS = 1 << 18
+"""Elements of a [chunks, heads, length, length] temporary, and a quarter of the states carried at once: what is
+worked on stays in the processor's cache."""
+
+_LARGE_STATE = 1 << 18
+"""Elements of a state from which on decoding works row by row inside the pool: copying costs more than launching."""
+
+_LEAST_DECAY = -80.0
+"""e^-80 is nothing next to any state, and exp is slow where float32 underflows."""
 
 
 def gating(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,57 +46,65 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, None, Tensor | None]:
     """Gated delta rule over packed sequences, exact, in matrix products over chunks of 64 tokens.
 
-    q, k: [1, T, HK, K]; v: [1, T, HV, V]; g, beta: [1, T, HV]; initial_state: [slots, HV, V, K], one slot per sequence
-    given by initial_state_indices (default: 0, 1, ...). Returns the output [1, T, HV, V] in v's dtype, None, and the
-    state at the start of every chunk [1, chunks, HV, V, K] in float32, sequence by sequence. Final states are written
-    to initial_state. With G the running sum of g inside a chunk, the written values U solve
+    q, k: [1, T, HK, K]; v: [1, T, HV, V]; g <= 0, beta: [1, T, HV]; initial_state: [slots, HV, V, K], one slot per
+    sequence given by initial_state_indices (default: 0, 1, ...). Returns the output [1, T, HV, V] in v's dtype, None,
+    and the state at the start of every chunk [1, chunks, HV, V, K] in float32, sequence by sequence. Final states are
+    written to initial_state. With G the running sum of g inside a chunk, the written values U solve
     (I + A) U = beta (V - e^G K S^T), A[i, j] = beta_i e^(G_i - G_j) k_i k_j for j < i.
     """
     if head_first:
         raise NotImplementedError("chunk_gated_delta_rule takes tokens first: head_first=True")
-    plan = ChunkPlan.of(cu_seqlens.tolist(), CHUNK)
-    if plan.chunks == 0:
-        return torch.zeros_like(v), None, None
-    q, k = _normalised(q[0], k[0], use_qk_l2norm_in_kernel, scale)
-    slots = list(range(len(plan.counts))) if initial_state_indices is None else initial_state_indices.tolist()
-    slots = [slots[i] for i in plan.order]
-    state = _read(initial_state, slots)
-    output = v.new_empty((plan.chunks, plan.length, *v.shape[2:]), dtype=torch.float32)
-    inputs = [plan.scatter(x) for x in (q, k, v[0], g[0], beta[0])]
-    starts, finals = [], [None] * len(slots)
-    for first, last in _blocks(plan, v.shape[2]):
-        rows = slice(plan.offsets[first], plan.offsets[last])
-        widths = [*plan.widths[first:last], plan.widths[last] if last < len(plan.widths) else 0]
-        output[rows], block_starts, state, ended = _block(*(x[rows] for x in inputs), state, widths)
-        starts.append(block_starts)
-        for rank, final in ended:
-            finals[rank] = final
-    h = torch.cat(starts)
-    if len(slots) > 1:
-        h = h.index_select(0, plan.in_sequence_order)
-    _write(initial_state, slots, torch.stack(finals))
-    return plan.gather(output).unsqueeze(0).to(v.dtype), None, h.unsqueeze(0)
-
-
-def _normalised(q: Tensor, k: Tensor, l2norm: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    bounds = cu_seqlens.tolist()
+    slots = list(range(len(bounds) - 1)) if initial_state_indices is None else initial_state_indices.tolist()
+    q, k, v, g, beta = (x[0] for x in (q, k, v, g, beta))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k = q.float(), k.float()
-    if l2norm:
-        q = q * (q.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_().mul_(scale))
-        k = k * k.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_()
-        return q, k
-    return q * scale, k
+    together = max(1, 4 * _BLOCK_ELEMENTS // initial_state[0].numel())
+    output, starts = torch.zeros_like(v), []
+    for first in range(0, len(slots), together):
+        some = bounds[first : first + together + 1]
+        plan = ChunkPlan.of([bound - some[0] for bound in some], CHUNK)
+        if plan.chunks:
+            now = slice(some[0], some[-1])
+            norm = use_qk_l2norm_in_kernel
+            inputs = (q[now], k[now], v[now], g[now], beta[now])
+            starts.append(_prefill(plan, inputs, output[now], initial_state, slots[first:], norm, scale))
+    h = starts[0] if len(starts) == 1 else torch.cat(starts) if starts else None
+    return output.unsqueeze(0), None, None if h is None else h.unsqueeze(0)
 
 
-def _blocks(plan: ChunkPlan, heads: int) -> list[tuple[int, int]]:
-    """Ranges of waves whose [chunks, heads, length, length] temporaries stay below _BLOCK_ELEMENTS."""
-    budget = max(1, _BLOCK_ELEMENTS // (heads * plan.length * plan.length))
-    blocks, first = [], 0
-    for wave in range(1, len(plan.widths) + 1):
-        if wave == len(plan.widths) or plan.offsets[wave + 1] - plan.offsets[first] > budget:
-            blocks.append((first, wave))
-            first = wave
-    return blocks
+def _prefill(
+    plan: ChunkPlan,
+    inputs: tuple[Tensor, ...],
+    output: Tensor,
+    pool: Tensor,
+    slots: list[int],
+    l2norm: bool,
+    scale: float,
+) -> Tensor:
+    """Some packed sequences: writes output [T, HV, V] and the pool; returns the chunks' start states in their order."""
+    slots = [slots[i] for i in plan.order]
+    state = read(pool, slots)
+    outputs, starts = [], []
+    for first, last, widths in plan.blocks(_BLOCK_ELEMENTS // (output.shape[1] * plan.length**2)):
+        q, k, v, g, beta = (plan.padded(x, first, last) for x in inputs)
+        q, k = _normalised(q, k, l2norm, scale)
+        out, states, state, ended = _block(q, k, v, g, beta, state, widths)
+        outputs.append(out)
+        starts.append(states)
+        for rank, final in ended:
+            if slots[rank] >= 0:
+                pool[slots[rank]] = final
+    output.copy_(plan.packed(torch.cat(outputs) if len(outputs) > 1 else outputs[0]))
+    h = torch.cat(starts) if len(starts) > 1 else starts[0]
+    return h if plan.is_in_sequence_order else h.index_select(0, plan.in_sequence_order)
+
+
+def _normalised(q: Tensor, k: Tensor, l2norm: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """float32 q, k [..., K] with unit length if l2norm, q also scaled."""
+    if not l2norm:
+        return q * scale, k
+    q_norm, k_norm = (x.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_() for x in (q, k))
+    return q * q_norm.mul_(scale), k * k_norm
 
 
 def _block(
@@ -106,13 +122,18 @@ def _block(
     v = v.transpose(1, 2).reshape(n, hk, rep, length, dv)
     total = g.transpose(1, 2).cumsum(-1).view(n, hk, rep, length, 1)
     beta = beta.transpose(1, 2).reshape(n, hk, rep, length, 1)
-    future = torch.ones(length, length, dtype=torch.bool).triu_(1)
-    decay = (total - total.mT).masked_fill_(future, -torch.inf).exp_()
     grown = total.exp()
+    decay = (total - total.mT).clamp_(_LEAST_DECAY, 0.0).exp_()  # 1 above the diagonal: masked below
     a = (k @ k.mT * decay).mul_(beta)
-    rhs = torch.cat([beta * v, (beta * grown) * k], -1)
-    solved = torch.linalg.solve_triangular(a, rhs, upper=False, unitriangular=True).flatten(0, 2)
-    written, reads = solved[..., :dv], solved[..., dv:]
+    if dv + dk <= 2 * length:  # few columns: solve for them; else invert and multiply
+        rhs = torch.cat([beta * v, (beta * grown) * k], -1)
+        solved = torch.linalg.solve_triangular(a, rhs, upper=False, unitriangular=True).flatten(0, 2)
+        written, reads = solved[..., :dv], solved[..., dv:]
+    else:
+        identity = torch.eye(length).expand_as(a)
+        inverse = torch.linalg.solve_triangular(a, identity, upper=False, unitriangular=True) * beta.mT
+        written = (inverse @ v).flatten(0, 2)
+        reads = (inverse.mul_(grown.mT) @ k).flatten(0, 2)
     fading = ((total[..., -1:, :] - total).exp_() * k).flatten(0, 2)
     kept = grown[..., -1:, :].reshape(n, hv, 1, 1)
     starts, ended, at = [], [], 0
@@ -126,26 +147,8 @@ def _block(
         state, at = after[:following], at + width
     states = torch.cat(starts)
     out = torch.bmm((q * grown).flatten(0, 2), states.flatten(0, 1).mT)
-    out.baddbmm_((q @ k.mT * decay).flatten(0, 2), written)
+    out.baddbmm_((q @ k.mT * decay).tril_().flatten(0, 2), written)
     return out.view(n, hv, length, dv).transpose(1, 2), states, state, ended
-
-
-def _read(pool: Tensor, slots: list[int]) -> Tensor:
-    """Float32 states [len(slots), ...] of a pool; zero for padding slots."""
-    if len(slots) == 1 and slots[0] >= 0:
-        return pool[slots[0]].unsqueeze(0).float()
-    index = torch.tensor(slots)
-    states = pool.index_select(0, index.clamp(min=0)).float()
-    return states.masked_fill_((index < 0).view(-1, 1, 1, 1), 0.0) if min(slots) < 0 else states
-
-
-def _write(pool: Tensor, slots: list[int], states: Tensor) -> None:
-    """Store states [len(slots), ...] in their slots, skipping padding."""
-    if min(slots) >= 0:
-        pool[slots] = states.to(pool.dtype)
-        return
-    rows = [row for row, slot in enumerate(slots) if slot >= 0]
-    pool[[slots[row] for row in rows]] = states[rows].to(pool.dtype)
 
 
 def recurrent_gated_delta_rule(
@@ -174,17 +177,26 @@ def recurrent_gated_delta_rule(
     rows, hv, _ = v.shape[1:]
     rep = hv // k.shape[2]
     g, beta = gating(A_log, a.reshape(rows, hv), b.reshape(rows, hv), dt_bias)
-    q, k = _normalised(q[0], k[0], use_qk_l2norm_in_kernel, None)
+    q, k = _normalised(q[0].float(), k[0].float(), use_qk_l2norm_in_kernel, k.shape[-1] ** -0.5)
     if rep > 1:
         q, k = q.repeat_interleave(rep, 1), k.repeat_interleave(rep, 1)
-    slots = initial_state_indices.tolist()
-    in_place = rows == 1 and slots[0] >= 0 and initial_state_source.dtype == torch.float32
-    state = initial_state_source[slots[0]].unsqueeze(0) if in_place else _read(initial_state_source, slots)
-    kept = g.exp_().view(rows, hv, 1)
+    slots, pool = initial_state_indices.tolist(), initial_state_source
+    inputs = (q, k, v[0].float(), g.exp_().view(rows, hv, 1), beta.view(rows, hv, 1))
+    large = rows == 1 or pool[0].numel() >= _LARGE_STATE
+    if large and min(slots) >= 0 and pool.dtype == torch.float32:
+        steps = [_step(pool[slot : slot + 1], *(x[row : row + 1] for x in inputs)) for row, slot in enumerate(slots)]
+        output = steps[0] if rows == 1 else torch.cat(steps)
+    else:
+        state = read(pool, slots)
+        output = _step(state, *inputs)
+        write(pool, slots, state)
+    return output.unsqueeze(0).to(v.dtype)
+
+
+def _step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, beta: Tensor) -> Tensor:
+    """Advance states [R, HV, V, K] in place by q, k [R, HV, K], v [R, HV, V], kept, beta [R, HV, 1] -> [R, HV, V]."""
     seen = torch.matmul(state, torch.stack([k, q], -1)).mul_(kept.unsqueeze(-1))  # what k and q find there, decayed
-    value = (v[0].float() - seen[..., 0]).mul_(beta.view(rows, hv, 1))
+    value = (v - seen[..., 0]).mul_(beta)
     output = torch.addcmul(seen[..., 1], value, (k * q).sum(-1, keepdim=True))
     state.mul_(kept.unsqueeze(-1)).addcmul_(value.unsqueeze(-1), k.unsqueeze(-2))
-    if not in_place:
-        _write(initial_state_source, slots, state)
-    return output.unsqueeze(0).to(v.dtype)
+    return output

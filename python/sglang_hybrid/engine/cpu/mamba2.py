@@ -13,9 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cpu.slots import read, write
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 
 _NO_LIMIT = (0.0, float("inf"))
+_BLOCK_ELEMENTS = 1 << 18
+_LARGE_STATE = 1 << 18
+_LEAST_DECAY = -80.0
+"""Limits with the meaning they have in gdn.py."""
 
 
 def mamba_chunk_scan_combined(
@@ -56,9 +61,9 @@ def mamba_chunk_scan_combined(
         raise NotImplementedError("the CPU platform's Mamba-2 scan takes packed sequences, an output buffer and no z")
     plan = ChunkPlan.of(cu_seqlens.tolist(), min(CHUNK, chunk_size))
     scan = _Scan(plan, x[0], _step_sizes(dt[0], dt_bias, dt_softplus, dt_limit), A.float(), B[0], C[0], initial_states)
-    y = scan.output()
+    y = scan.output
     if D is not None:
-        y += x[0].float() * D.float().view(x.shape[2], -1)
+        y = y + x[0].float() * D.float().view(x.shape[2], -1)
     out[0] = y
     to = state_dtype or x.dtype
     tracked = None
@@ -80,61 +85,25 @@ def _step_sizes(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[fl
 
 
 class _Scan:
-    """One scan: the states at all chunk starts and sequence ends, and from them the output and any other state."""
+    """One scan: the output [T, H, P] without D, and the states at chunk starts and sequence ends."""
 
     def __init__(
         self, plan: ChunkPlan, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: Tensor | None
     ) -> None:
-        self.plan = plan
+        self.plan, self.x, self.dt, self.A, self.B = plan, x, dt, A, B
         _, heads, p = x.shape
-        groups, state_size = B.shape[1:]
-        self.shape = (groups, heads // groups, p, state_size)
-        empty = x.new_zeros((len(plan.counts), heads, p, state_size), dtype=torch.float32)
-        self.last = empty if initial is None else initial.float().clone()
-        if plan.chunks == 0:
-            self.starts = empty[:0]
-            return
-        n, length = plan.chunks, plan.length
-        split = (n, length, groups, heads // groups)
-        self.x = plan.scatter(x).view(*split, p).permute(0, 2, 3, 1, 4)  # [n, G, r, L, P]
-        self.b, self.c = (plan.scatter(t).transpose(1, 2).contiguous() for t in (B, C))  # [n, G, L, N]
-        dt = plan.scatter(dt).view(split).permute(0, 2, 3, 1).contiguous()  # [n, G, r, L]
-        self.dt = dt
-        self.total = (dt * A.view(groups, -1, 1)).cumsum(-1)
-        fading = (self.total[..., -1:] - self.total).exp_().mul_(dt).unsqueeze(-1)
-        added = torch.matmul(self._by_group(self.x * fading).mT, self.b).view(n, heads, p, state_size)
-        self._pass_states(added, self.total[..., -1].exp().view(n, heads, 1, 1))
-
-    def _by_group(self, x: Tensor) -> Tensor:
-        """[n, G, r, L, P] -> [n, G, L, r * P]: heads of a group side by side, so that they share one product."""
-        return x.transpose(2, 3).flatten(3)
-
-    def _pass_states(self, added: Tensor, kept: Tensor) -> None:
-        plan, starts = self.plan, []
-        state = self.last[plan.order]
-        for wave, width in enumerate(plan.widths):
-            rows = slice(plan.offsets[wave], plan.offsets[wave + 1])
-            starts.append(state)
-            state = torch.addcmul(added[rows], state, kept[rows])
-            following = plan.widths[wave + 1] if wave + 1 < len(plan.widths) else 0
-            if following < width:
-                self.last[plan.order[following:width]] = state[following:]
-                state = state[:following]
-        self.starts = torch.cat(starts)
-
-    def output(self) -> Tensor:
-        """[T, H, P] float32, without the skip connection D."""
-        n, length = self.plan.chunks, self.plan.length
-        groups, rep, p, state_size = self.shape
-        if n == 0:
-            return self.last.new_zeros((0, groups * rep, p))
-        future = torch.ones(length, length, dtype=torch.bool).triu_(1)
-        weights = (self.total.unsqueeze(-1) - self.total.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
-        weights.mul_(torch.matmul(self.c, self.b.mT).unsqueeze(2)).mul_(self.dt.unsqueeze(-2))
-        y = torch.matmul(weights, self.x)
-        read = torch.matmul(self.c, self.starts.view(n, groups, rep * p, state_size).mT)
-        y.addcmul_(read.view(n, groups, length, rep, p).transpose(2, 3), self.total.exp().unsqueeze(-1))
-        return self.plan.gather(y.permute(0, 3, 1, 2, 4).reshape(n, length, groups * rep, p))
+        shape = (len(plan.counts), heads, p, B.shape[2])
+        self.last = x.new_zeros(shape, dtype=torch.float32) if initial is None else initial.float().clone()
+        state, outputs, starts = self.last[plan.order], [], []
+        for first, last, widths in plan.blocks(_BLOCK_ELEMENTS // (heads * plan.length**2)):
+            tensors = (plan.padded(t, first, last) for t in (x, dt, B, C))
+            y, states, state, ended = _block(*tensors, A, state, widths)
+            outputs.append(y)
+            starts.append(states)
+            for rank, final in ended:
+                self.last[plan.order[rank]] = final
+        self.output = plan.packed(torch.cat(outputs)) if outputs else x.float()
+        self.starts = torch.cat(starts) if starts else self.last[:0]
 
     def state_before(self, sequence: int, token: int) -> Tensor:
         """[H, P, N] state of `sequence` just before packed token `token`, for any token up to the sequence's end."""
@@ -142,15 +111,46 @@ class _Scan:
         if token == hi:
             return self.last[sequence]
         chunk, past = divmod(token - lo, self.plan.length)
-        index = self.plan.chunk_index(sequence, chunk)
-        start = self.starts[index]
+        start = self.starts[self.plan.chunk_index(sequence, chunk)]
         if past == 0:
             return start
-        total = self.total[index, :, :, :past]
-        fading = (total[..., -1:] - total).exp_().mul_(self.dt[index, :, :, :past]).unsqueeze(-1)
-        x = (self.x[index, :, :, :past] * fading).transpose(1, 2).flatten(2)
-        added = torch.matmul(x.mT, self.b[index, :, :past]).view_as(start)
-        return torch.addcmul(added, start, total[..., -1].exp().reshape(-1, 1, 1))
+        now = slice(token - past, token)
+        parts = (t[now].float().unsqueeze(0) for t in (self.x, self.dt, self.B))
+        _, _, after, _ = _block(*parts, None, self.A, start.unsqueeze(0), [1, 1])
+        return after[0]
+
+
+def _block(
+    x: Tensor, dt: Tensor, b: Tensor, c: Tensor | None, A: Tensor, state: Tensor, widths: list[int]
+) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[int, Tensor]]]:
+    """Run some waves: x [chunks, length, H, P], dt [., ., H], b, c [., ., G, N], as gdn._block; no output without c."""
+    n, length, heads, p = x.shape
+    groups, state_size = b.shape[2:]
+    rep = heads // groups
+    b = b.transpose(1, 2).contiguous()  # [n, G, L, N]
+    total = (dt * A).cumsum(1)  # [n, L, H]
+    x = x * dt.unsqueeze(-1)
+    fading = (total[:, -1:] - total).exp_().unsqueeze(-1)
+    by_group = (x * fading).view(n, length, groups, rep * p).transpose(1, 2)  # heads of a group share one product
+    added = torch.matmul(by_group.mT, b).view(n, heads, p, state_size)
+    kept = total[:, -1].exp().view(n, heads, 1, 1)
+    starts, ended, at = [], [], 0
+    for width, following in pairwise(widths):
+        rows = slice(at, at + width)
+        after = torch.addcmul(added[rows], state, kept[rows])
+        starts.append(state)
+        ended += [(rank, after[rank]) for rank in range(following, width)]
+        state, at = after[:following], at + width
+    states = torch.cat(starts)
+    if c is None:
+        return None, states, state, ended
+    c = c.transpose(1, 2).contiguous()
+    total = total.transpose(1, 2).reshape(n, groups, rep, length, 1)
+    weights = (total - total.mT).clamp_(_LEAST_DECAY, 0.0).exp_().mul_((c @ b.mT).unsqueeze(2)).tril_()
+    y = weights @ x.view(n, length, groups, rep, p).permute(0, 2, 3, 1, 4)
+    read = torch.matmul(c, states.view(n, groups, rep * p, state_size).mT).view(n, groups, length, rep, p)
+    y.addcmul_(read.transpose(2, 3), total.exp_())
+    return y.permute(0, 3, 1, 2, 4).reshape(n, length, heads, p), states, state, ended
 
 
 def _on_grid(scan: _Scan, chunk_size: int) -> Tensor:
@@ -217,25 +217,29 @@ def selective_state_update(
     rows, heads, p = x.shape
     rep = heads // B.shape[1]
     step = _step_sizes(_per_head(dt, 1), None if dt_bias is None else _per_head(dt_bias, 1), dt_softplus, _NO_LIMIT)
-    kept = (step.unsqueeze(-1) * _per_head(A, 2)).exp_()  # [R, H, 1 or P, 1 or N]
+    kept = (step.unsqueeze(-1) * _per_head(A, 2).unsqueeze(0)).exp_()  # [R, H, 1 or P, 1 or N]
     b, c = (t.float() if rep == 1 else t.float().repeat_interleave(rep, 1) for t in (B, C))
     xf = x.float()
+    inputs = (kept, (xf * step).unsqueeze(-1), b.unsqueeze(2), c.unsqueeze(-1))
     slots = list(range(rows)) if state_batch_indices is None else state_batch_indices.tolist()
-    live = [row for row, slot in enumerate(slots) if slot != pad_slot_id]
-    in_place = rows == 1 and bool(live) and state.dtype == torch.float32
-    if in_place:
-        s = state[slots[0]].unsqueeze(0)
+    slots = [-1 if slot == pad_slot_id else slot for slot in slots]
+    large = rows == 1 or state[0].numel() >= _LARGE_STATE
+    if large and min(slots) >= 0 and state.dtype == torch.float32:
+        steps = [_step(state[slot : slot + 1], *(t[row : row + 1] for t in inputs)) for row, slot in enumerate(slots)]
+        y = steps[0] if rows == 1 else torch.cat(steps)
     else:
-        s = state.index_select(0, torch.tensor(slots).clamp_(min=0)).float()
-        if len(live) < rows:
-            s[[row for row in range(rows) if row not in live]] = 0.0
-    s.mul_(kept).addcmul_((xf * step).unsqueeze(-1), b.unsqueeze(2))
-    y = torch.matmul(s, c.unsqueeze(-1)).squeeze(-1)
+        states = read(state, slots)
+        y = _step(states, *inputs)
+        write(state, slots, states)
     if D is not None:
         y.addcmul_(xf, D.float())
-    if not in_place and live:
-        state[[slots[row] for row in live]] = (s if len(live) == rows else s[live]).to(state.dtype)
     out.view(rows, heads, p).copy_(y)
+
+
+def _step(state: Tensor, kept: Tensor, added: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Advance states [R, H, P, N] in place and read them: [R, H, P]."""
+    state.mul_(kept).addcmul_(added, b)
+    return torch.matmul(state, c).squeeze(-1)
 
 
 def _per_head(t: Tensor, expanded: int) -> Tensor:

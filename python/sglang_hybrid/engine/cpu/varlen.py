@@ -73,6 +73,21 @@ class ChunkPlan:
         """[chunks] indices that bring per-chunk results from wave order into sequence order."""
         return torch.tensor([self.chunk_index(i, c) for i, n in enumerate(self.counts) for c in range(n)])
 
+    def blocks(self, chunks: int) -> list[tuple[int, int, list[int]]]:
+        """Runs of whole waves with about `chunks` chunks: first and last chunk, and the widths up to the wave after."""
+        blocks, first = [], 0
+        for wave in range(1, len(self.widths) + 1):
+            if wave == len(self.widths) or self.offsets[wave + 1] - self.offsets[first] > chunks:
+                widths = [*self.widths[first:wave], self.widths[wave] if wave < len(self.widths) else 0]
+                blocks.append((self.offsets[first], self.offsets[wave], widths))
+                first = wave
+        return blocks
+
+    @property
+    def is_in_sequence_order(self) -> bool:
+        """Whether wave order and sequence order are the same."""
+        return len(self.order) == 1 or (len(self.widths) == 1 and self.order == sorted(self.order))
+
     @cached_property
     def _sources(self) -> Tensor:
         """[chunks * length] packed token behind each padded position; `tokens` where there is none."""
@@ -88,16 +103,22 @@ class ChunkPlan:
         places[self._sources] = torch.arange(self._sources.numel())
         return places[:-1]
 
-    def scatter(self, x: Tensor) -> Tensor:
-        """[tokens, ...] packed -> [chunks, length, ...] float32 in wave order, zero where there is no token."""
-        padded = x.new_zeros((self.chunks * self.length, *x.shape[1:]), dtype=torch.float32)
+    def padded(self, x: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Chunks first to last of x [tokens, ...] as [chunks, length, ...] float32, zero where there is no token."""
+        last = self.chunks if last is None else last
+        lo, hi = first * self.length, last * self.length
+        out = x.new_empty((hi - lo, *x.shape[1:]), dtype=torch.float32)
         if len(self.order) == 1:
-            padded[: self.tokens] = x
+            real = min(hi, self.tokens) - lo
+            out[:real] = x[lo : lo + real]
+            out[real:] = 0.0
         else:
-            padded[self._places] = x.float()
-        return padded.view(self.chunks, self.length, *x.shape[1:])
+            sources = self._sources[lo:hi]
+            out.copy_(x.index_select(0, sources.clamp(max=self.tokens - 1)))
+            out[sources == self.tokens] = 0.0
+        return out.view(last - first, self.length, *x.shape[1:])
 
-    def gather(self, x: Tensor) -> Tensor:
-        """[chunks, length, ...] in wave order -> [tokens, ...] packed."""
-        flat = x.reshape(self.chunks * self.length, *x.shape[2:])
+    def packed(self, x: Tensor) -> Tensor:
+        """[chunks, length, ...] in wave order -> [tokens, ...] as they came."""
+        flat = x.flatten(0, 1)
         return flat[: self.tokens] if len(self.order) == 1 else flat.index_select(0, self._places)
