@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
@@ -10,8 +11,9 @@ from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.snapshot import Snapshot, load
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
-from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree import Match, RadixTree
 from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect, walk
 
@@ -25,6 +27,14 @@ class Commit:
     positions: tuple[int, ...]
     evicted: int
     kv_tokens: int
+
+
+class Feedback(Protocol):
+    """Told about evictions and about restarts that an eviction prevented."""
+
+    def evicted(self, mark: Mark) -> None: ...
+
+    def missed(self, mark: Mark) -> None: ...
 
 
 class PrefixCache:
@@ -43,6 +53,7 @@ class PrefixCache:
         index: VictimIndex,
         history: History | None = None,
         bypass: bool = False,
+        feedback: "Feedback | None" = None,
     ) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
@@ -53,6 +64,7 @@ class PrefixCache:
         self._admission = admission
         self._index = index
         self._bypass = bypass
+        self.feedback = feedback
         self._nodes: dict[int, Node[Mark]] = {}
         self._now = -math.inf
         self._uses = 0
@@ -87,9 +99,13 @@ class PrefixCache:
         self._uses += 1
         if found.restart.state is not None:
             self._use(found.restart, found.restart.state, now)
+        if self.feedback is not None and sighting is not None and sighting.marks:
+            position, mark = sighting.marks[-1]
+            if position > found.restart_tokens:
+                self.feedback.missed(mark)
         prefill = Prefill(found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
         positions = [] if self.tree.kv_only else self._admission.positions(prefill)
-        evicted = self._admit(tokens, positions, prefill, now)
+        evicted = self._admit(tokens, positions, prefill, found, now)
         return Commit(tuple(positions), evicted, self.tree.kv_tokens)
 
     def lock(self, tokens: Tokens) -> Node[Mark]:
@@ -109,6 +125,16 @@ class PrefixCache:
         if self.history is not None:
             self.history.seed(as_tokens(tokens), self._advance(now))
 
+    def load(self, snapshot: Snapshot) -> None:
+        """Fill this empty cache with a saved tree; raises ConfigError if it is not empty or too small."""
+        if self.tree.nodes:
+            raise ConfigError(f"load a snapshot into an empty cache, this holds nodes: {self.tree.nodes}")
+        load(self.tree, snapshot)
+        self._uses = max((mark.touch for mark in snapshot.marks), default=0)
+        self._reindex()
+        if self.used_bytes() > self.capacity_bytes:
+            raise ConfigError(f"the snapshot needs more than {self.capacity_bytes} bytes: {self.used_bytes()}")
+
     def _advance(self, now: float) -> float:
         if not math.isfinite(now):
             raise ConfigError(f"time is a finite number of seconds: {now}")
@@ -117,7 +143,9 @@ class PrefixCache:
 
     def _use(self, node: Node[Mark], mark: Mark, now: float) -> None:
         mark.touch = self._uses
-        if self.history is None:
+        if self.history is not None:
+            self.history.restart(mark, now)
+        else:
             mark.last_s = now
             mark.hits += 1
             if node.is_leaf and mark.kind != Kind.BRANCH:
@@ -126,7 +154,7 @@ class PrefixCache:
                 mark.kind = Kind.BRANCH
         self.tree.changed[node.id] = node
 
-    def _admit(self, tokens: Tokens, positions: list[int], prefill: Prefill, now: float) -> int:
+    def _admit(self, tokens: Tokens, positions: list[int], prefill: Prefill, found: Match[Mark], now: float) -> int:
         if not positions and not self.tree.kv_only:
             return 0
         end = prefill.end_tokens if self.tree.kv_only else positions[-1]
@@ -135,7 +163,7 @@ class PrefixCache:
             positions[:] = [at for at in positions if at <= end]
         if end == 0 or (not positions and not self.tree.kv_only):
             return 0
-        leaf = self.tree.insert(tokens[:end], now)
+        leaf = self.tree.insert(tokens[:end], now, found=found if end >= prefill.input_tokens else None)
         for at in positions:
             node = self.tree.node_at(leaf, at)
             if node.state is None:
@@ -144,11 +172,7 @@ class PrefixCache:
         if not self._bypass:
             self.tree.lock(leaf)
         self._reindex()
-        evicted = self._trim(now)
-        if not self._bypass:
-            self.tree.unlock(leaf)
-            self._reindex()
-        return evicted
+        return self._trim(now, None if self._bypass else leaf)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
@@ -191,15 +215,23 @@ class PrefixCache:
             self.tree.changed[node.id] = node
             node = node.parent
 
-    def _trim(self, now: float) -> int:
+    def _trim(self, now: float, fresh: Node[Mark] | None) -> int:
+        """Evict down to the capacity; the locked path to `fresh` goes last, when the rest was not enough."""
         evicted = 0
         while self.used_bytes() > self.capacity_bytes:
             victim = self._index.pop(now)
+            if victim is None and fresh is not None:
+                self.tree.unlock(fresh)
+                self._reindex()
+                fresh = None
+                continue
             if victim is None:
                 raise InvariantError(
                     f"locked entries exceed the capacity of {self.capacity_bytes}: {self.used_bytes()}"
                 )
             node = self._nodes.pop(victim)
+            if self.feedback is not None and node.state is not None:
+                self.feedback.evicted(node.state)
             if self.tree.kv_only:
                 over = -(-(self.used_bytes() - self.capacity_bytes) // self.model.kv_bytes_per_token)
                 self.tree.trim(node, over)
@@ -207,22 +239,31 @@ class PrefixCache:
                 self.tree.drop(node)
             evicted += 1
             self._reindex()
+        if fresh is not None:
+            self.tree.unlock(fresh)
+            self._reindex()
         return evicted
 
     def _reindex(self) -> None:
-        """Put or discard every node the tree reports as changed, and those priced relative to it."""
-        changed = list(self.tree.changed.values())
-        self.tree.changed.clear()
-        for node in changed:
-            self._put(node)
+        """Put or discard every node the tree reports as changed, and those priced relative to it.
+
+        At most `REPRICED_DESCENDANTS` of the latter: below a branch of many more, the rest keeps an older price until
+        it changes itself.
+        """
+        tree = self.tree
+        if tree.rebased:
+            stack = [node for node in tree.rebased.values() if node.parent is not None][:REPRICED_DESCENDANTS]
             budget = REPRICED_DESCENDANTS
-            stack = list(node.children.values()) if node.parent is not None else []
             while stack and budget:
-                below = stack.pop()
+                node = stack.pop()
                 budget -= 1
-                self._put(below)
-                if below.state is None:
-                    stack.extend(below.children.values())
+                tree.changed[node.id] = node
+                if node.state is None:
+                    stack.extend(node.children.values())
+            tree.rebased.clear()
+        for node in tree.changed.values():
+            self._put(node)
+        tree.changed.clear()
 
     def _put(self, node: Node[Mark]) -> None:
         evictable = node.is_leaf if self.tree.kv_only else node.state is not None

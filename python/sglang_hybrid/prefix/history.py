@@ -18,7 +18,11 @@ from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect
 
 HIT_LEVELS = 3
-CLASSES = KINDS * HIT_LEVELS
+TURN_LEVELS = 1
+CLASSES = KINDS * HIT_LEVELS * TURN_LEVELS
+COARSE = [c // TURN_LEVELS for c in range(CLASSES)]
+KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
+PRIORS = [KIND_PRIORS.get(Kind(group // HIT_LEVELS), 1.0) for group in range(KINDS * HIT_LEVELS)]
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,8 @@ class History:
             used = marks[-1][1]
             turn, pace = used.turn + (kind != Kind.FRESH), age_bin(now - used.last_s)
             self._use(nodes[-1], used, now)
-        leaf = self.tree.insert(tokens, now)
-        tip = self._mark(leaf, kind, now)
-        tip.turn, tip.pace = turn, pace
+        leaf = self.tree.insert(tokens, now, found=found)
+        tip = self._mark(leaf, kind, now, turn, pace)
         branch = None
         if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
@@ -78,6 +81,12 @@ class History:
         self._evict()
         self.table.refresh()
         return Sighting(found.kv_tokens, marks, branch, tip)
+
+    def restart(self, mark: Mark, now: float) -> None:
+        """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
+        if mark.last_s < now:
+            self.table.record_use(mark.reuse_class, now - mark.last_s)
+            self._touch(mark, now)
 
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: its first request is treated as a second sighting."""
@@ -104,10 +113,11 @@ class History:
         self._touch(used, now)
         self._recency.move_to_end(node.id)
 
-    def _mark(self, node: Node[Mark], kind: Kind, now: float) -> Mark:
+    def _mark(self, node: Node[Mark], kind: Kind, now: float, turn: int = 1, pace: int = 0) -> Mark:
         if node.state is not None:
             return node.state
         mark = Mark(kind, now)
+        mark.turn, mark.pace = turn, pace
         self.tree.attach(node, mark)
         self._recency[node.id] = node
         self._touch(mark, now)
@@ -117,7 +127,7 @@ class History:
         self._uses += 1
         mark.version = self._uses
         mark.last_s = now
-        mark.reuse_class = mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)
+        mark.reuse_class = reuse_class(mark)
         self._due[0].append((now, mark, mark.version))
 
     def _age(self, now: float) -> None:
@@ -138,6 +148,7 @@ class History:
                 node.state.version = -1  # no longer counted
             self.tree.drop(node)
         self.tree.changed.clear()
+        self.tree.rebased.clear()
 
     def check(self) -> None:
         """Raise InvariantError where tree, recency order or bounds disagree."""
@@ -158,3 +169,9 @@ def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
         at = at.parent
     nodes.reverse()
     return nodes
+
+
+def reuse_class(mark: Mark) -> int:
+    """The fine reuse class of a mark: kind, hits, turn of the conversation."""
+    coarse = mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)
+    return coarse * TURN_LEVELS + min(mark.turn.bit_length() - 1, TURN_LEVELS - 1)

@@ -62,6 +62,7 @@ class FlopAwareIndex:
         self._used = 0
         self._ids: IntArray = np.zeros(64, dtype=np.int64)
         self._columns: FloatArray = np.full((3, 64), np.nan)  # efficiency, last_s, touch; NaN marks an unused row
+        self.last_victim = (0.0, 0.0)  # normalised recency and efficiency of the last `pop`
 
     def put(self, candidate: Candidate) -> None:
         if candidate.children > ONLY_CHILD:
@@ -96,11 +97,14 @@ class FlopAwareIndex:
         if not self._rows:
             return None
         efficiency, last_s, touch = self._columns[:, : self._used]
-        scores = _weight(last_s) * last_s
+        oldest, recency = _scale(last_s)
+        poorest, weight = _scale(efficiency)
+        scores = recency * last_s
         if self._policy.alpha:
-            scores += self._policy.alpha * _weight(efficiency) * efficiency
+            scores += self._policy.alpha * weight * efficiency
         lowest = np.flatnonzero(scores <= np.nanmin(scores))
         row = int(lowest[np.argmin(touch[lowest])])
+        self.last_victim = (float(last_s[row] - oldest) * recency, float(efficiency[row] - poorest) * weight)
         candidate_id = int(self._ids[row])
         self.discard(candidate_id)
         return candidate_id
@@ -116,6 +120,8 @@ class FlopAwareIndex:
             )
 
 
-def _weight(values: FloatArray) -> float:
-    spread = float(np.nanmax(values) - np.nanmin(values))
-    return 1.0 / spread if spread > 0.0 else 0.0
+def _scale(values: FloatArray) -> tuple[float, float]:
+    """Lowest value, and one over the spread (0 where the values do not differ)."""
+    low = float(np.nanmin(values))
+    spread = float(np.nanmax(values)) - low
+    return low, 1.0 / spread if spread > 0.0 else 0.0

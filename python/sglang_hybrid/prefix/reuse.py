@@ -6,6 +6,8 @@ hazard times the level of the class. From it follows the Gittins index: the best
 a reuse within W over the expected time the bytes are held until reuse or W.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sglang_hybrid.core.errors import InvariantError
@@ -16,6 +18,8 @@ EDGE_RATIO = 1.29
 BINS = 44
 EDGES_S: FloatArray = np.concatenate(([0.0], FIRST_EDGE_S * EDGE_RATIO ** np.arange(BINS - 1), [np.inf]))
 WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO))
+FIRST_GUESS = 0.05  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
+LEVEL_WEIGHT = 2.0  # expected events the prior level of a class is worth
 EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
 
 
@@ -25,22 +29,29 @@ def age_bin(age_s: float) -> int:
 
 
 class ReuseTable:
-    """Event counts, hazards and index values of `classes` reuse classes.
+    """Event counts, hazards and index values of reuse classes, in two levels.
 
-    `shrinkage` is the weight of the prior in observations, `half_life` the number of observed events after which old
-    counts weigh half (so a phase change is learned anew). `refresh` recomputes one class, some tens of microseconds.
+    `coarse[c]` is the coarse class of fine class c, `priors[g]` how much sooner than average coarse class g
+    is expected to be reused before anything was seen. The hazard of a fine class is shrunk towards that of its coarse
+    class times its own level, which is shrunk towards the pooled hazard times the coarse level; `shrinkage` is the
+    weight of each prior in observations. After `half_life` observed reuses old counts weigh half, so a phase change is
+    learned anew. `refresh` recomputes one class, some tens of microseconds.
     """
 
-    def __init__(self, classes: int, shrinkage: float = 200.0, half_life: float = 4000.0) -> None:
-        self.classes = classes
-        self.events: FloatArray = np.zeros((classes, BINS))
-        self.passed: FloatArray = np.zeros((classes, BINS))
-        self.index: FloatArray = np.full((classes, BINS), 1e-6)
+    def __init__(
+        self, coarse: Sequence[int], priors: Sequence[float], shrinkage: float = 200.0, half_life: float = 4000.0
+    ) -> None:
+        self.classes = len(coarse)
+        self._coarse = np.array(coarse, dtype=np.int64)
+        self._priors = np.array(priors, dtype=np.float64)
+        self.events: FloatArray = np.zeros((self.classes, BINS))
+        self.passed: FloatArray = np.zeros((self.classes, BINS))
+        self.index: FloatArray = np.full((self.classes, BINS), 1e-6)
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
         self._next = 0
-        for reuse_class in range(classes):
+        for reuse_class in range(self.classes):
             self._refresh_class(reuse_class)
 
     def record_use(self, reuse_class: int, age_s: float) -> None:
@@ -63,20 +74,24 @@ class ReuseTable:
 
     def hazard(self, reuse_class: int) -> FloatArray:
         """Chance of a reuse within each bin given survival to it, shape [BINS]."""
+        group = int(self._coarse[reuse_class])
+        members = self._coarse == group
         pooled = self._pooled()
-        events, seen = self.events[reuse_class], self.events[reuse_class] + self.passed[reuse_class]
-        expected = float(seen @ pooled)
-        level = (float(events.sum()) + 2.0) / (expected + 2.0)
-        prior = np.minimum(0.9, level * pooled)
-        raw = (events + self._shrinkage * prior) / (seen + self._shrinkage)
-        padded = np.concatenate((raw[:1], raw, raw[-1:]))
-        return np.asarray((padded[:-2] + 2.0 * padded[1:-1] + padded[2:]) / 4.0, dtype=np.float64)
+        coarse = self._shrunk(self.events[members].sum(0), self.passed[members].sum(0), pooled, self._priors[group])
+        if int(members.sum()) == 1:
+            return smoothed(coarse)
+        return smoothed(self._shrunk(self.events[reuse_class], self.passed[reuse_class], coarse, 1.0))
+
+    def _shrunk(self, events: FloatArray, passed: FloatArray, towards: FloatArray, prior_level: float) -> FloatArray:
+        seen = events + passed
+        level = (float(events.sum()) + LEVEL_WEIGHT * prior_level) / (float(seen @ towards) + LEVEL_WEIGHT)
+        prior = np.minimum(0.9, level * towards)
+        return np.asarray((events + self._shrinkage * prior) / (seen + self._shrinkage), dtype=np.float64)
 
     def _pooled(self) -> FloatArray:
         events = self.events.sum(axis=0)
         seen = events + self.passed.sum(axis=0)
-        first_guess = 0.05
-        return np.asarray((events + 8.0 * first_guess) / (seen + 8.0), dtype=np.float64)
+        return np.asarray((events + 8.0 * FIRST_GUESS) / (seen + 8.0), dtype=np.float64)
 
     def _refresh_class(self, reuse_class: int) -> None:
         self.index[reuse_class] = gittins(self.hazard(reuse_class))
@@ -87,6 +102,12 @@ class ReuseTable:
             raise InvariantError(f"reuse counts cannot be negative: {min(self.events.min(), self.passed.min())}")
         if not (np.isfinite(self.index).all() and self.index.min() > 0):
             raise InvariantError(f"index values are positive and finite: {self.index.min()}")
+
+
+def smoothed(hazard: FloatArray) -> FloatArray:
+    """`hazard` under a [1 2 1]/4 kernel along the bins."""
+    padded = np.concatenate((hazard[:1], hazard, hazard[-1:]))
+    return np.asarray((padded[:-2] + 2.0 * padded[1:-1] + padded[2:]) / 4.0, dtype=np.float64)
 
 
 def gittins(hazard: FloatArray) -> FloatArray:

@@ -19,6 +19,8 @@ def as_tokens(tokens: npt.ArrayLike | Sequence[int]) -> Tokens:
     Raises ConfigError for other shapes, non-integers, and ids outside [0, 2**31).
     """
     array = np.asarray(tokens)
+    if array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous and array.size and array.min() >= 0:
+        return array
     if array.ndim != 1:
         raise ConfigError(f"pass tokens as a one-dimensional array, this has shape {array.shape}")
     if array.size == 0:

@@ -5,8 +5,9 @@ more children, or is pinned, or (`kv_only`) is a leaf. So KV below the last chec
 while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is absorbed by its
 child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV priced at zero.
 
-The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names in
-`changed` the nodes whose children, checkpoint, edge or locks changed since the caller last cleared it.
+The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names what
+changed since the caller last cleared it: in `changed` the nodes with other children, checkpoint, edge or locks, in
+`rebased` the topmost nodes below which the nearest checkpoint above is another one.
 """
 
 from dataclasses import dataclass, field
@@ -55,20 +56,26 @@ class RadixTree(Generic[S]):
         self.states = 0
         self.nodes = 0
         self.changed: dict[int, Node[S]] = {}
+        self.rebased: dict[int, Node[S]] = {}
         self._next_id = 1
 
     def match(self, tokens: Tokens, limit: int | None = None) -> Match[S]:
         """The longest prefix of `tokens` in the tree, and the deepest restart position <= `limit`; reads only."""
         limit = int(tokens.size) if limit is None else limit
-        node = restart = self.root
-        position, size, partial = 0, int(tokens.size), None
+        return self._walk(tokens, limit, Match(0, 0, self.root, None, self.root))
+
+    def _walk(self, tokens: Tokens, limit: int, found: Match[S]) -> Match[S]:
+        """`found` (without `partial`) taken further along `tokens`."""
+        node, restart, partial = found.node, found.restart, None
+        position, size = node.end, int(tokens.size)
         while position < size:
             child = node.children.get(tokens.item(position))
             if child is None:
                 break
-            shared = common_prefix(child.tokens, tokens[position : position + child.tokens.size])
+            edge = child.tokens
+            shared = common_prefix(edge, tokens[position : position + edge.size])
             position += shared
-            if shared < child.tokens.size:
+            if shared < edge.size:
                 partial = child
                 break
             node = child
@@ -78,13 +85,14 @@ class RadixTree(Generic[S]):
             return Match(position, restart.end, node, partial, restart)
         return Match(position, min(position, limit), node, partial, partial or node)
 
-    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None) -> Node[S]:
+    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match[S] | None = None) -> Node[S]:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
 
+        `found`, a match of a prefix of `tokens` with the tree unchanged since, saves walking that prefix again.
         `slots`, one per token, are kept for the newly created part only. Without a checkpoint or a pin the new leaf is
         not in normal form: the caller attaches a state, pins it, or calls `settle`.
         """
-        found = self.match(tokens)
+        found = self.match(tokens) if found is None else self._walk(tokens, 0, found)
         node, start = found.node, found.node.end
         if found.partial is not None:
             node = self.split(found.partial, found.kv_tokens)
@@ -140,6 +148,7 @@ class RadixTree(Generic[S]):
         node.state = state
         self.states += 1
         self.changed[node.id] = node
+        self._rebase(node)
 
     def lock(self, node: Node[S]) -> None:
         """Protect `node`, its checkpoint and the KV of its whole path until `unlock`; may be nested."""
@@ -168,6 +177,7 @@ class RadixTree(Generic[S]):
             node.state = None
             self.states -= 1
             self.changed[node.id] = node
+            self._rebase(node)
         if self.kv_only and node.is_leaf:
             self._remove_leaf(node, freed)
         else:
@@ -240,6 +250,10 @@ class RadixTree(Generic[S]):
         node.children = {}
         self.nodes -= 1
         self.changed[node.id] = node
+
+    def _rebase(self, node: Node[S]) -> None:
+        for child in node.children.values():
+            self.rebased[child.id] = child
 
     def _add_locks(self, node: Node[S], by: int) -> None:
         at: Node[S] | None = node

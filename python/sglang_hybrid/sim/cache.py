@@ -9,10 +9,11 @@ from sglang_hybrid.prefix.admission import AllChunks, BranchAndEnd, EveryN, Judi
 from sglang_hybrid.prefix.cache import PrefixCache
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.gdsf import Gdsf
-from sglang_hybrid.prefix.history import CLASSES, History
+from sglang_hybrid.prefix.history import COARSE, PRIORS, History
 from sglang_hybrid.prefix.lru import RecencyQueues
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.tuner import MarconiCache, RegretTuner
 
 
 def _lru(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
@@ -35,12 +36,23 @@ def _gdsf(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), Gdsf(model))
 
 
-def _marconi(model: ModelSpec, capacity_bytes: int, alpha: float = 1.0) -> PrefixCache:
+def _marconi(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return MarconiCache(model, capacity_bytes)
+
+
+def _marconi_static(model: ModelSpec, capacity_bytes: int, alpha: float) -> PrefixCache:
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), FlopAwareIndex(FlopAware(model, alpha)))
 
 
+def _marconi_regret(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    policy = FlopAware(model)
+    index = FlopAwareIndex(policy)
+    history = History(ReuseTable(COARSE, PRIORS))
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=RegretTuner(policy, index))
+
+
 def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
-    table = ReuseTable(CLASSES)
+    table = ReuseTable(COARSE, PRIORS)
     index = ForecastIndex(Forecast(model, table))
     return PrefixCache(model, capacity_bytes, Judicious(), index, History(table), bypass=True)
 
@@ -53,6 +65,7 @@ POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = Mappi
         "sglang-chunks": _chunks,
         "gdsf": _gdsf,
         "marconi": _marconi,
+        "marconi-regret": _marconi_regret,
         "forecast": _forecast,
     }
 )
@@ -70,7 +83,7 @@ def open_cache(policy: str, capacity_bytes: int, model: ModelSpec | str) -> Pref
             alpha = float(argument)
         except ValueError:
             raise ConfigError(f"write a fixed alpha as marconi:0.5: {policy!r}") from None
-        return _marconi(spec, capacity_bytes, alpha)
+        return _marconi_static(spec, capacity_bytes, alpha)
     if policy not in POLICIES:
         raise ConfigError(f"unknown policy, choose one of {', '.join(POLICIES)}: {policy!r}")
     return POLICIES[policy](spec, capacity_bytes)
