@@ -136,8 +136,9 @@ class Budget:
         Runs off the critical path: a later allocation then costs no driver call.
         """
         done = 0
-        warm = len(pool.columns.warm_since)
-        for column in pool.columns.candidates(warm + count)[warm:]:
+        columns = pool.columns
+        ahead = columns.candidates(len(columns.warm_since) + count)
+        for column in [column for column in ahead if columns.state[column] == UNMAPPED][:count]:
             missing = pool.columns.missing([column])
             if count_granules(missing) > self.unmapped:
                 break

@@ -10,8 +10,7 @@ from sglang_hybrid.memory.entries import Entry
 
 @dataclass(frozen=True)
 class Growth:
-    """When a request takes its later pages: `at_once` at step `first` and every `every` steps after; it is over at
-    `end`.
+    """When a request takes its later pages: `at_once` at step `first` and every `every` steps after, until `end`.
 
     All in steps of the engine after admission. An upper bound: a request may take pages later, or end sooner.
     """

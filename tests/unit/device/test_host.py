@@ -1,0 +1,199 @@
+import ctypes
+import os
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
+from sglang_hybrid.device.backing import PooledBacking
+from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.device.tensors import bytes_at, plane_tensors
+from sglang_hybrid.memory.backing import Run
+from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.layout import Layout, Planes
+from sglang_hybrid.memory.pool import Pool
+
+G = 2 << 20
+CPU = torch.device("cpu")
+
+
+def resident_bytes():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.fixture
+def driver():
+    driver = HostDriver(32 * G, G)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def backing(driver):
+    with PooledBacking(driver, [16, 16], G, limit=24) as backing:
+        yield backing
+
+
+def test_resident_memory_follows_the_account(backing):
+    backing.map([Run(0, 0, 1)])
+    base = resident_bytes() - backing.committed_bytes
+    for action in (
+        lambda: backing.map([Run(0, 2, 8), Run(1, 3, 4)]),
+        lambda: backing.unmap([Run(0, 4, 6)]),
+        lambda: backing.trim(keep=2),
+        lambda: backing.map([Run(1, 8, 7)]),
+        lambda: (backing.unmap([Run(1, 8, 7)]), backing.trim(keep=0)),
+    ):
+        action()
+        assert abs(resident_bytes() - base - backing.committed_bytes) < G // 2
+    backing.check()
+
+
+def test_contents_stay_with_their_granule_and_addresses_never_move(backing):
+    address = backing.address(0, 3)
+    backing.map([Run(0, 3, 2)])
+    ctypes.memset(address, 7, G)
+    ctypes.memset(address + G, 9, G)
+    backing.unmap([Run(0, 4, 1)])
+    backing.map([Run(1, 0, 1)])
+    assert ctypes.string_at(address, 4) == b"\7\7\7\7"
+    assert ctypes.string_at(address + G - 1, 1) == b"\7"
+    assert backing.address(0, 3) == address
+
+
+def readable(address):
+    """Whether the system would let this process read a byte at `address`; asks instead of touching."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    read, write = os.pipe()
+    count = libc.write(write, ctypes.c_void_p(address), ctypes.c_size_t(1))
+    os.close(read)
+    os.close(write)
+    return count == 1
+
+
+def test_only_mapped_addresses_can_be_touched(backing):
+    address = backing.address(0, 5)
+    assert not readable(address)
+    backing.map([Run(0, 5, 1)])
+    assert readable(address)
+    assert readable(address + G - 1)
+    assert not readable(address + G)
+    backing.unmap([Run(0, 5, 1)])
+    assert not readable(address)
+
+
+def test_fork_after_init_is_refused_in_the_child(backing):
+    backing.map([Run(0, 0, 1)])
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        try:
+            backing.map([Run(0, 1, 1)])
+        except ConfigError as error:
+            os.write(write, str(error).encode())
+        os.write(write, b"" if readable(backing.address(0, 0)) else b" and the memory is not shared")
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    assert "spawn, not fork" in said
+    assert said.endswith("not shared")
+    backing.check()
+
+
+@pytest.mark.parametrize("method", ["create", "map", "allow"])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_failed_grow_is_rolled_back_and_leaks_nothing(driver, failing, method, after):
+    faulty = failing(driver)
+    with PooledBacking(faulty, [4] * 6, G, limit=24) as backing:
+        backing.map([Run(plane, 0, 1) for plane in range(6)])
+        faulty.fail(method, after)
+        with pytest.raises(PoolExhausted, match="injected"):
+            backing.map([Run(plane, 1, 1) for plane in range(6)])
+        assert backing.mapped_bytes == 6 * G
+        backing.check()
+        backing.map([Run(plane, 1, 1) for plane in range(6)])
+        assert backing.committed_bytes == 12 * G
+        backing.check()
+
+
+def test_prefill_on_another_thread(backing):
+    thread = threading.Thread(target=backing.prefill, args=(10,))
+    thread.start()
+    backing.map([Run(0, 0, 6)])
+    thread.join()
+    backing.check()
+    assert backing.committed_bytes >= 10 * G
+    backing.prefill(100)
+    assert backing.committed_bytes == 24 * G
+    assert backing.prefill(100) == 0
+
+
+def test_host_limits_are_typed_errors(driver, monkeypatch):
+    with pytest.raises(ConfigError, match="multiple of 4096"):
+        HostDriver(G, 1000)
+    with pytest.raises(ConfigError, match="lower the budget"):
+        PooledBacking(driver, [4], G, limit=1 << 40)
+    with pytest.raises(ConfigError, match="lower the reach"):
+        driver.reserve(1 << 60, G)
+    monkeypatch.setattr(HostDriver, "available_bytes", lambda self: 0)
+    with pytest.raises(PoolExhausted, match="free host memory"):
+        driver.create(G)
+
+
+def test_moving_what_is_not_there_is_an_error_of_ours(driver):
+    address = driver.reserve(G, G)
+    with pytest.raises((PoolExhausted, ConfigError, InvariantError)):
+        driver.map(address + 1, G, 0)
+    driver.free_reservation(address, G)
+
+
+def test_tensors_are_views_for_life(backing):
+    layout = Layout("kv", (Planes("k", 1, 1024), Planes("v", 1, 1024)), slots=8 * 2048)
+    budget = Budget(24 * G, G, backing, returns=ReturnConfig(idle=0))
+    pool = Pool(layout, budget)
+    (values,) = plane_tensors(backing, layout, layout.planes[1], 0, (2, 256), torch.bfloat16, CPU)
+    assert values.shape == (8 * 2048, 2, 256)
+    assert values.data_ptr() == backing.address(1)
+    pages = pool.alloc(3000)
+    index = torch.from_numpy(pages)
+    values[index] = torch.arange(3000, dtype=torch.bfloat16)[:, None, None]
+    assert torch.equal(values[index][:, 1, 255], torch.arange(3000, dtype=torch.bfloat16))
+    pool.free(pages)
+    assert budget.settle(now=1.0) == 4
+    again = pool.alloc(10)
+    values[torch.from_numpy(again)] = 3.0
+    assert float(values[int(again[-1])].float().mean()) == 3.0
+    assert values.data_ptr() == backing.address(1)
+
+
+def test_padded_slots_and_every_dtype(backing):
+    layout = Layout("state", (Planes("conv", 2, 64 << 10),), slots=32)
+    Pool(layout, Budget(8 * G, G, backing)).alloc(32)
+    for dtype, shape in ((torch.float32, (96, 100)), (torch.float8_e4m3fn, (8192, 7)), (torch.int64, (3,)), (torch.uint8, ())):
+        first, second = plane_tensors(backing, layout, layout.planes[0], 0, shape, dtype, CPU)
+        assert first.shape == (32, *shape)
+        assert first.stride(0) * dtype.itemsize == 64 << 10
+        first[5], second[5] = 1, 0
+        assert bool((first[5].float() == 1).all())
+        assert not bool((second[5].float() == 1).any())
+    with pytest.raises(ConfigError, match="must hold"):
+        plane_tensors(backing, layout, layout.planes[0], 0, (64 << 10,), torch.float32, CPU)
+
+
+def test_bytes_at_keeps_its_owner_alive_and_names_the_devices_it_knows():
+    owner = np.arange(16, dtype=np.uint8)
+    view = bytes_at(owner.ctypes.data, 16, CPU, owner)
+    address = owner.ctypes.data
+    del owner
+    assert view.data_ptr() == address
+    assert view.tolist() == list(range(16))
+    with pytest.raises(ConfigError, match="cpu and cuda"):
+        bytes_at(0, 1, torch.device("meta"))

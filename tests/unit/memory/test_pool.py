@@ -1,0 +1,231 @@
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
+from sglang_hybrid.memory.backing import LedgerBacking, Run
+from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.layout import Layout, Planes, first_planes
+from sglang_hybrid.memory.pool import Pool
+
+G = 1024
+
+
+class Recorder(LedgerBacking):
+    """A ledger that also remembers the order of calls, and refuses to map at a chosen call."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.calls = []
+        self.refuse_map = False
+
+    def map(self, runs):
+        if self.refuse_map:
+            raise PoolExhausted("the machine is out of memory: injected")
+        self.calls.append(("map", tuple(runs)))
+        super().map(runs)
+
+    def unmap(self, runs):
+        self.calls.append(("unmap", tuple(runs)))
+        super().unmap(runs)
+
+
+def build(total=20, limits=None, returns=None, state_planes=None, pinned=0):
+    kv = Layout("kv", (Planes("kv", 2, 64),), slots=16 * 16, granule_bytes=G, pinned_pages=pinned)  # 16 pages, 2 granules
+    state = Layout("state", state_planes or (Planes("state", 3, 512),), slots=20, granule_bytes=G)
+    backing = Recorder([*kv.plane_granules, *state.plane_granules])
+    budget = Budget(total * G, G, backing, limits, returns)
+    first = first_planes([kv, state])
+    return budget, Pool(kv, budget, first[0]), Pool(state, budget, first[1]), backing
+
+
+def test_account_adds_up_and_matches_the_backing():
+    budget, kv, state, backing = build()
+    a, b = kv.alloc(20), state.alloc(3)
+    assert (budget.used, budget.free, budget.unmapped) == (4 + 6, 0, 10)
+    assert len(backing.mapped) == 10
+    kv.free(a)
+    assert (budget.used, budget.free, budget.unmapped) == (6, 4, 10)
+    state.free(b)
+    budget.check()
+    assert (budget.used, budget.free) == (0, 10)
+
+
+def test_the_fullest_column_gives_first_so_the_others_run_empty():
+    budget, kv, _, _ = build()
+    pages = kv.alloc(48)
+    kv.free(pages[pages // 16 == 0][:2])
+    kv.free(pages[pages // 16 == 1][:15])
+    fresh = kv.alloc(3)
+    assert (fresh // 16).tolist() == [0, 0, 1]
+    kv.free(pages[pages // 16 == 2])
+    assert kv.columns.used_granules == 4
+    budget.check()
+
+
+def test_a_free_page_never_blocks_shrinking():
+    budget, kv, _, backing = build(returns=ReturnConfig(idle=0))
+    low, high = kv.alloc(16), kv.alloc(16)
+    kv.free(low)
+    assert budget.settle(now=1.0) == 2
+    assert (0, 0) not in backing.mapped
+    assert (0, 1) in backing.mapped
+    kv.free(high)
+    budget.check()
+
+
+def test_memory_moves_between_kinds_on_demand():
+    budget, kv, state, _ = build(total=6)
+    pages = kv.alloc(48)
+    with pytest.raises(PoolExhausted, match="evict or wait"):
+        state.alloc(1)
+    kv.free(pages[:32])
+    states = state.alloc(2)
+    assert budget.unmapped + budget.free == 6 - 3 - 2
+    kv.free(pages[32:])
+    state.free(states)
+    budget.check()
+
+
+def test_a_refused_allocation_changes_nothing():
+    budget, kv, _, backing = build(total=6)
+    kv.alloc(30)
+    before = (kv.room, kv.live_pages, set(backing.mapped))
+    with pytest.raises(PoolExhausted):
+        kv.alloc(100)
+    backing.refuse_map = True
+    with pytest.raises(PoolExhausted, match="injected"):
+        kv.alloc(17)
+    assert (kv.room, kv.live_pages, backing.mapped) == before
+    budget.check()
+
+
+def test_unmapping_a_live_column_is_our_bug_and_reaches_no_driver():
+    budget, kv, _, backing = build()
+    kv.alloc(1)
+    calls = len(backing.calls)
+    with pytest.raises(InvariantError, match="free its pages first"):
+        budget.release(kv, 0)
+    with pytest.raises(InvariantError, match="unmapped"):
+        budget.release(kv, 3)
+    assert len(backing.calls) == calls
+
+
+@pytest.mark.parametrize("wrong", [[0, 0], [3], [0, 999999], [-1]])
+def test_freeing_what_is_not_live_is_refused_and_undone(wrong):
+    budget, kv, _, _ = build()
+    kv.alloc(2)
+    with pytest.raises((InvariantError, IndexError)):
+        kv.free(np.array(wrong, dtype=np.int64))
+    budget.check()
+    assert kv.live_pages == 2
+
+
+def test_scattered_frees_of_many_columns():
+    budget, kv, _, _ = build(total=32)
+    pages = kv.alloc(16 * 16)
+    np.random.default_rng(7).shuffle(pages)
+    for part in np.array_split(pages, 5):
+        kv.free(part)
+        budget.check()
+    assert kv.live_pages == kv.room == 0
+
+
+def test_idle_memory_returns_with_hysteresis_and_a_reserve():
+    returns = ReturnConfig(idle=10, keep=4, band=4)
+    budget, kv, _, _ = build(total=30, returns=returns)
+    pages = kv.alloc(16 * 5)
+    kv.now = 100.0
+    kv.free(pages[: 16 * 4])
+    assert budget.free == 8
+    assert budget.settle(now=109.0) == 0  # not idle yet
+    assert budget.settle(now=110.0) == 0  # within keep + band
+    kv.free(pages[16 * 4 :])
+    assert budget.settle(now=110.0) == 6
+    assert budget.free == 4
+    assert budget.settle(now=999.0) == 0
+    budget.check()
+
+
+def test_prepared_columns_need_no_driver_call_later():
+    budget, kv, state, backing = build()
+    assert budget.prepare(state, 2) == 2
+    calls = len(backing.calls)
+    state.alloc(2)
+    assert len(backing.calls) == calls
+    kv.alloc(16 * 6)
+    assert budget.prepare(kv, 5) == 1  # only unmapped memory is prepared
+    budget.check()
+
+
+def test_columns_that_share_granules_are_counted_once():
+    planes = (Planes("temporal", 3, G), Planes("conv", 3, G // 4))
+    budget, _, state, backing = build(total=30, state_planes=planes)
+    slots = state.alloc(4)
+    assert budget.used == 3 * 4 + 3
+    fifth = state.alloc(1)
+    assert budget.used == 3 * 5 + 6
+    state.free(slots[1:])
+    assert budget.used == 3 * 2 + 6
+    state.free(fifth)
+    assert (budget.used, budget.free) == (6, 3 * 4 + 3)
+    budget.returns = ReturnConfig(idle=0)
+    budget.settle(now=5.0)
+    assert len(backing.mapped) == budget.mapped == 6
+    budget.check()
+
+
+def test_pinned_pages_are_mapped_and_never_handed_out():
+    budget, kv, _, _ = build(pinned=1)
+    assert budget.used == 2
+    pages = kv.alloc(15)
+    assert 0 not in pages
+    kv.free(pages)
+    assert budget.used == 2
+    with pytest.raises(InvariantError, match="once, while it is live"):
+        kv.free(np.array([0]))
+    budget.check()
+
+
+def test_limits_are_a_static_split():
+    budget, kv, state, _ = build(total=20, limits={"kv": 4, "state": 16})
+    kv.alloc(32)
+    with pytest.raises(PoolExhausted):
+        kv.alloc(1)
+    state.alloc(8)
+    budget.check()
+
+
+def test_bad_budgets():
+    with pytest.raises(ConfigError, match="at least one granule"):
+        Budget(G - 1, G, LedgerBacking([]))
+    budget, _, _, _ = build()
+    with pytest.raises(ConfigError, match="its own name"):
+        Pool(Layout("kv", (Planes("kv", 1, 64),), slots=64, granule_bytes=G), budget)
+    with pytest.raises(ConfigError, match="granules of 1024"):
+        Pool(Layout("seg", (Planes("kv", 1, 64),), slots=64, granule_bytes=2 * G), budget)
+    with pytest.raises(ConfigError, match="pinned"):
+        build(total=1, pinned=1)
+    with pytest.raises(ConfigError):
+        ReturnConfig(idle=-1)
+
+
+def test_address_space_exhausted():
+    budget, kv, _, _ = build(total=100)
+    with pytest.raises(PoolExhausted, match="more addresses"):
+        kv.alloc(16 * 16 + 1)
+    budget.check()
+
+
+def test_ledger_contract():
+    ledger = LedgerBacking([4, 4], capacity=3)
+    ledger.map([Run(0, 0, 2)])
+    for bad in ([Run(0, 1, 1)], [Run(2, 0, 1)], [Run(1, 3, 2)], [Run(1, 0, 1), Run(1, 0, 1)]):
+        with pytest.raises(InvariantError):
+            ledger.map(bad)
+    with pytest.raises(PoolExhausted):
+        ledger.map([Run(1, 0, 2)])
+    for bad in ([Run(1, 0, 1)], [Run(0, 0, 1), Run(0, 0, 1)]):
+        with pytest.raises(InvariantError):
+            ledger.unmap(bad)
+    assert ledger.mapped == {(0, 0), (0, 1)}
+    assert ledger.trim(0) == 0

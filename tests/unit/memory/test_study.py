@@ -1,0 +1,82 @@
+import numpy as np
+
+from sglang_hybrid.memory.pressure import AvmpConfig
+from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, per_layer_pages
+from sglang_hybrid.memory.study.geometry import GEOMETRIES
+from sglang_hybrid.memory.study.intervals import paired_delta, paired_ratio
+from sglang_hybrid.memory.study.published import TwoStores
+from sglang_hybrid.memory.study.queue import ByteGranular, StoresServer, serve
+from sglang_hybrid.memory.study.replay import replay
+from sglang_hybrid.memory.study.workloads import Request, generate, sharegpt_prompts
+
+JAMBA, MAMBA2 = GEOMETRIES["jamba_1_5_mini"], GEOMETRIES["mamba2_1b3"]
+GIB = 1 << 30
+
+
+def test_elastic_kills_nobody_and_finishes_more_in_one_footprint():
+    ours = ElasticReplay(JAMBA, GIB)
+    trace = generate("uniform_short", 0)
+    outcome = replay(ours, trace, JAMBA)
+    published = replay(TwoStores(JAMBA, GIB, 0.5, AvmpConfig(), oversized=True), trace, JAMBA)
+    assert outcome.killed == 0
+    assert outcome.intact == outcome.requests - outcome.oom == 77
+    assert outcome.intact > 1.3 * published.intact
+    assert outcome.reserved_bytes <= 1.02 * GIB
+    ours.elastic.check()
+    assert ours.budget.used == 0
+
+
+def test_single_pages_come_within_a_percent_of_the_ideal_queue():
+    trace = generate("sharegpt", 0)
+    for lockstep in (False, True):
+        ideal = serve(ByteGranular(MAMBA2, GIB, lockstep), trace)
+        ours = serve(ElasticReplay(MAMBA2, GIB, per_layer_pages, lockstep=lockstep), trace)
+        assert ours.dropped == ideal.dropped == 0
+        assert ideal.makespan <= ours.makespan <= 1.01 * ideal.makespan
+
+
+def test_the_queue_serves_in_order_and_drops_what_can_never_run():
+    size = JAMBA.request_bytes(100 + 10)
+    requests = [Request(0, 100, 10, 0), Request(1, 100, 10, 1), Request(2, 100_000, 10, 2), Request(3, 100, 10, 3)]
+    service = serve(ByteGranular(JAMBA, size), requests)
+    assert (service.makespan, service.served, service.dropped) == (330, 3, 1)
+    assert service.tokens_per_tick == 1.0
+    two = serve(ByteGranular(JAMBA, 2 * size), requests)
+    assert two.makespan == 220
+
+
+def test_static_stores_drop_what_exceeds_their_share():
+    requests = [Request(0, 20_000, 10, 0)]
+    size = JAMBA.request_bytes(20_010)
+    assert serve(StoresServer(TwoStores(JAMBA, 2 * size, 0.5)), requests).dropped == 0
+    assert serve(StoresServer(TwoStores(JAMBA, 2 * size, 0.9)), requests).dropped == 1
+    avmp = TwoStores(JAMBA, 2 * size, 0.9, AvmpConfig(), oversized=True)
+    assert serve(StoresServer(avmp), requests).dropped == 0
+    assert avmp.counters["rebalances"] > 0
+
+
+def test_workloads_are_reproducible_and_shaped_as_described():
+    assert generate("mixed_long", 0) == generate("mixed_long", 0) != generate("mixed_long", 1)
+    uniform = generate("uniform_short", 0)
+    assert len(uniform) == 512
+    assert all(128 <= r.prompt <= 1024 and 64 <= r.gen <= 256 for r in uniform)
+    assert [r.arrival for r in uniform[:3]] == [0, 1, 2]
+    bursts = generate("agentic_burst", 0)
+    assert bursts[-1].arrival < 40
+    prompts = sharegpt_prompts()
+    assert 24 <= np.median(prompts) <= 26
+    assert 0.34 < (prompts <= 16).mean() < 0.39
+    assert 780 <= np.percentile(prompts, 95) <= 840
+    own = generate("sharegpt", 0, prompts=np.array([77]))
+    assert {r.prompt for r in own} == {77}
+
+
+def test_intervals():
+    same = paired_delta([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert (same.point, same.low, same.high, same.pairs) == (0.0, 0.0, 0.0, 3)
+    assert not same.excludes(0.0)
+    ratio = paired_ratio([2.0, 4.0, 6.0, 8.0], [1.0, 2.0, 3.0, 4.0])
+    assert (ratio.point, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+    assert ratio.excludes(1.0)
+    spread = paired_delta([5.0, 1.0, 4.0, 2.0], [0.0, 2.0, 1.0, 1.0])
+    assert spread.low < spread.point < spread.high
