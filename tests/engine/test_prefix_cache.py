@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from conftest import Client, Prompt, Reference
+from support import Client, Prompt, Reference
 
 pytestmark = pytest.mark.engine
 
@@ -50,7 +50,7 @@ def test_tokens_equal_transformers(
 ) -> None:
     client, reference = serve(preset, *STRATEGIES[strategy]), references(preset)
     client.flush()
-    batch = prompts(seed=1, count=120)
+    batch = prompts(seed=1, count=80)
     answers = client.generate_all(batch)
     assert sum(cached for _, cached in answers) > 0, "nothing was cached, so nothing was tested"
     for prompt, (output, _) in zip(batch, answers, strict=True):
@@ -94,7 +94,8 @@ def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], 
 
 
 def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
-    """SGLang checkpoints a branch when it is seen for the second time, so the third prompt profits (marconi 4.1)."""
+    """Stock policy: the second prompt restarts from the last prefill chunk before the branch, the third from the branch
+    itself, which was checkpointed when it was seen for the second time."""
     client, reference, rng = serve("gdn", *STRATEGIES["extra_buffer"]), references("gdn"), random.Random(5)
     shared = words(rng, 448)
     hits = []
@@ -103,7 +104,7 @@ def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Ca
         output, cached = client.generate(prompt)
         reference.assert_greedy(prompt, output)
         hits.append(cached)
-    assert hits == [0, 0, 448]
+    assert hits == [0, 448 // CHUNK * CHUNK, 448]
 
 
 def test_aborts_in_mid_prefill_leave_no_trace(

@@ -29,19 +29,22 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         folder = options.model or _build(console)
-        with Server(folder, ["--served-model-name", "demo"], port=options.port, log=_log_file()) as server:
+        flags = ["--served-model-name", "demo"]
+        with Server(folder, flags, port=options.port or None, log=_log_file(), outlive=not options.once) as server:
             ready_seconds = _wait(console, server)
             rows = _converse(console, server, folder, began)
             ok = all(row.answer and (row.turn == 1 or row.cached_tokens > 0) for row in rows)
             if options.json:
                 _write(options.json, rows, ok, ready_seconds, time.monotonic() - began)
-            if not options.once:
-                _leave_running(console, server)
     except (ConfigError, ServerDied, TimeoutError, RuntimeError) as error:
         console.print(f"quickstart failed: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
+    if not options.once:
+        console.print(
+            f"the server keeps running at {server.url}/v1 (model name: demo); stop it: kill {server.process.pid}"
+        )
     console.print(
         "every answer came and every later turn was served from cache" if ok else "a later turn was NOT cached",
         style="green" if ok else "red",
@@ -53,7 +56,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop the server after the conversation")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the table as JSON")
-    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--port", type=int, default=30000, help="0 takes any free port (default: 30000)")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="serve this model instead of the embedded one")
     return parser.parse_args(argv)
 
@@ -140,11 +143,6 @@ def _write(path: Path, rows: list[conversation.Row], ok: bool, ready_seconds: fl
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _leave_running(console: Console, server: Server) -> None:
-    pid = server.detach()
-    console.print(f"the server keeps running at {server.url}/v1 (model name: demo); stop it with: kill {pid}")
 
 
 if __name__ == "__main__":

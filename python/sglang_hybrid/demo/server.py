@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -25,7 +26,8 @@ class ServerDied(RuntimeError):
 class Server:
     """One server process and all its children, in a process group of their own.
 
-    A context manager: leaving it stops the server. `detach()` keeps it running.
+    A context manager: leaving it stops the server, and so does the death of this process, however it dies. With
+    `outlive` the server keeps running in both cases.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class Server:
         log: Path,
         environment: Mapping[str, str] | None = None,
         launcher: str = LAUNCHER,
+        outlive: bool = False,
     ) -> None:
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self._attached = True
+        self._outlive = outlive
         command = [sys.executable, "-m", launcher, "--model-path", str(model), "--port", str(self.port), *flags]
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
@@ -50,6 +53,7 @@ class Server:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=None if outlive else _die_with_parent,
                 env={**os.environ, **(environment or {})},
             )
 
@@ -76,11 +80,6 @@ class Server:
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
-    def detach(self) -> int:
-        """Leave the server running after this process; returns the process id that stops it."""
-        self._attached = False
-        return self.process.pid
-
     def stop(self, timeout_seconds: float = 20) -> int:
         """Ask the server to end, then insist; returns its exit status. No process of its group is left."""
         if self.process.poll() is None:
@@ -104,7 +103,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._attached:
+        if not self._outlive or kind is not None:
             self.stop()
 
 
@@ -113,3 +112,8 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """In the child: have the kernel send SIGTERM when the parent is gone (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -22,6 +22,7 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
         "device": "cpu",
         "attention_backend": "torch_native",
         "disable_overlap_schedule": True,  # there is no stream to overlap with
+        "sleep_on_idle": True,  # an idle scheduler would otherwise keep a core busy
     }
     if namespace.max_running_requests is None:
         chosen["max_running_requests"] = 16

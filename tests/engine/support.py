@@ -1,0 +1,78 @@
+"""A client with token ids in and out, and the transformers reference that judges every token."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.demo.server import Server
+
+Prompt = list[int]
+
+
+class Client:
+    """SGLang's native endpoint with token ids in and out: nothing is tokenised, nothing is hidden."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 240) -> Any:
+        request = urllib.request.Request(
+            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def flush(self) -> None:
+        self.post("/flush_cache", {})
+
+    def generate(self, prompt: Prompt, tokens: int = 8, timeout: float = 240) -> tuple[Prompt, int]:
+        """Greedy continuation and the number of prompt tokens that came from the cache."""
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}, timeout)
+        return answer["output_ids"], answer["meta_info"]["cached_tokens"]
+
+    def generate_all(self, prompts: Sequence[Prompt], tokens: int = 8, at_once: int = 8) -> list[tuple[Prompt, int]]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda prompt: self.generate(prompt, tokens), prompts))
+
+
+class Reference:
+    """The same weights in transformers, float32: the judge of every token."""
+
+    # Two float32 implementations differ by about 2e-5 in a logit; a smaller gap between two tokens is a tie.
+    tie = 2e-4
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)  # the servers need the other cores
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits(self, prompt: Prompt, output: Prompt) -> Any:
+        """Logits that chose each output token, shape [len(output), vocabulary]."""
+        with self.torch.no_grad():
+            return self.model(self.torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
+
+    def assert_greedy(self, prompt: Prompt, output: Prompt, what: str = "") -> None:
+        """Each token is the most likely one given those before it, up to a tie."""
+        logits = self.logits(prompt, output)
+        behind = logits.max(-1).values - logits.gather(1, self.torch.tensor(output)[:, None])[:, 0]
+        worst = behind.max().item()
+        assert worst <= self.tie, f"{what} prompt of {len(prompt)} tokens: a token is {worst:.1e} below the best"
+
+    def assert_same(self, prompt: Prompt, one: Prompt, other: Prompt, what: str = "") -> None:
+        """Equal outputs, or equal up to a tie at the first difference."""
+        at = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if at is None:
+            return
+        row = self.logits(prompt, one)[at]
+        gap = abs(row[one[at]] - row[other[at]]).item()
+        assert gap <= self.tie, f"{what} prompt of {len(prompt)} tokens: outputs differ at {at}, logits {gap:.1e} apart"

@@ -1,0 +1,113 @@
+"""A server's life: models without recurrent layers, two servers at once, a killed scheduler, Ctrl-C, the quickstart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support import Client, Reference
+
+from sglang_hybrid.demo.server import Server, ServerDied
+
+pytestmark = pytest.mark.engine
+
+
+def children(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def survivors(processes: list[psutil.Process], within_seconds: float = 15) -> list[str]:
+    """Names of the processes that are still there after a while; an empty list is what every test wants."""
+    psutil.wait_procs(processes, timeout=within_seconds)
+    alive = [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process.name() for process in alive]
+
+
+def test_a_model_without_recurrent_layers_is_served(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    client, reference = serve("attention"), references("attention")
+    prompt = list(range(3, 203))
+    output, cold = client.generate(prompt)
+    again, warm = client.generate(prompt)
+    reference.assert_greedy(prompt, output)
+    assert (cold, warm, again) == (0, 199, output)
+    text = client.server.log.read_text()
+    assert "note: the model has no recurrent layers" in text
+    assert "a prefix is reused to the page of 1 tokens" in text
+
+
+def test_the_start_block_is_true(serve: Callable[..., Client]) -> None:
+    text = serve("gdn", "--chunked-prefill-size", "128").server.log.read_text()
+    assert "sglang-hybrid is active:" in text
+    assert "3 gdn" in text
+    assert "KV           262,144 tokens x 512 B = 128.0 MiB" in text  # 1 attention layer, 2 heads x 32, K and V, fp32
+    assert "checkpoint grid of 64 tokens" in text
+    assert "16 requests at once, limited by --max-running-requests" in text
+    assert "the cost model expected" not in text
+
+
+def test_two_servers_then_one_loses_its_scheduler(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Killing one server's scheduler ends that server, says why, leaves nothing behind, and the other serves on."""
+    folder = models("gdn")
+    with (
+        Server(folder, log=tmp_path / "one.log") as one,
+        Server(folder, log=tmp_path / "other.log") as other,
+    ):
+        one.wait_ready()
+        other.wait_ready()
+        family = children(one)
+        scheduler = next(process for process in family if "scheduler" in process.name())
+        scheduler.kill()
+        assert one.process.wait(60) != 0
+        assert survivors(family) == []
+        assert "A server process died and the server stops" in one.log.read_text()
+        assert len(Client(other).generate(list(range(3, 90)))[0]) == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_cleanly(
+    models: Callable[[str], Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    with Server(models("gdn"), log=tmp_path / "server.log") as server:
+        server.wait_ready()
+        family = children(server)
+        server.process.send_signal(number)
+        server.process.wait(60)
+        assert survivors(family) == []
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_a_start_that_fails_says_so(models: Callable[[str], Path], tmp_path: Path) -> None:
+    flags = ["--max-mamba-cache-size", "2"]
+    with Server(models("gdn"), flags, log=tmp_path / "server.log") as server:
+        with pytest.raises(ServerDied, match=r"(?s)ended with status 2:.*no room for one request"):
+            server.wait_ready()
+
+
+def test_the_quickstart(tmp_path: Path) -> None:
+    """The README's first command, after its set-up step: exit 0, a row per request, every later turn cached."""
+    table = tmp_path / "table.json"
+    before = time.time()
+    command = [sys.executable, "-m", "sglang_hybrid.demo.quickstart", "--once", "--port", "0", "--json", str(table)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "120"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(table.read_text())
+    assert result["ok"] is True
+    assert [row["turn"] for row in result["requests"]] == [1, 1, 2, 2, 3, 3]
+    for row in result["requests"]:
+        assert row["answer"]
+        assert row["cached_tokens"] + row["new_tokens"] + row["behind_tokens"] == row["prompt_tokens"]
+        assert (row["cached_tokens"] > 0) == (row["turn"] > 1)
+    late = [p for p in psutil.process_iter(["name", "create_time"]) if "sglang::" in (p.info["name"] or "")]
+    assert [p for p in late if p.info["create_time"] > before] == []
