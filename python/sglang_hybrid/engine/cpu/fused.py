@@ -43,7 +43,7 @@ def fused_qkvzba_split_reshape_cat_contiguous(
     value_dim = num_heads_v * head_v
     qkv, z = mixed_qkvz.split([2 * num_heads_qk * head_qk + value_dim, value_dim], dim=-1)
     b, a = mixed_ba.split(num_heads_v, dim=-1)
-    return qkv.contiguous(), z.reshape(-1, num_heads_v, head_v), b.contiguous(), a.contiguous()
+    return qkv.contiguous(), z.contiguous().view(-1, num_heads_v, head_v), b.contiguous(), a.contiguous()
 
 
 def fused_gate_sigmoid_mul_add(
