@@ -24,7 +24,7 @@ def validate(view: Any, hf_config: Any, *, mamba_cache_chunk_size_of: Callable[[
     """REPLACE hook of mamba_hook.validate_mamba_extra_buffer; raises ConfigError where SGLang asserts."""
     from sglang.srt.arg_groups.overrides import supports_mamba_cache_extra_buffer
 
-    _check(
+    check(
         view, hf_config.architectures[0], supports_mamba_cache_extra_buffer(view, hf_config), mamba_cache_chunk_size_of
     )
 
@@ -34,10 +34,14 @@ def validate_method(server_args: Any, view: Any, model_arch: str) -> None:
     from sglang.srt.arg_groups.overrides import supports_mamba_cache_extra_buffer
 
     supported = supports_mamba_cache_extra_buffer(view, model_arch)
-    _check(view, model_arch, supported, lambda: server_args.mamba_cache_chunk_size)
+    check(view, model_arch, supported, lambda: server_args.mamba_cache_chunk_size)
 
 
-def _check(view: Any, architecture: str, supported: bool, chunk_size_of: Callable[[], int]) -> None:
+def check(view: Any, architecture: str, supported: bool, chunk_size_of: Callable[[], int]) -> None:
+    """Raise ConfigError if the resolved settings `view` cannot work with extra_buffer, warn if they make it useless.
+
+    chunk_size_of gives the checkpoint granularity in tokens, and asserts that chunk and page size fit together.
+    """
     if not supported:
         raise ConfigError(
             "SGLang cannot checkpoint this model with extra_buffer; use --mamba-radix-cache-strategy no_buffer: "

@@ -1,0 +1,121 @@
+"""The platform in a real SGLang process: stand-ins and hooks are in place, SGLang's names lead to our kernels."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import json, sys
+from sglang_hybrid.engine import cpu
+first, second = cpu.install(), cpu.install()
+import sgl_kernel, torch
+try:
+    import sgl_kernel.scalar_type
+    absent = False
+except ImportError:
+    absent = True
+from sglang.srt.plugins.hook_registry import HookRegistry
+targets = cpu.register_hooks()
+HookRegistry.apply_hooks()
+from sglang.srt.layers.attention.linear.kernels import gdn_triton
+from sglang.srt.layers.attention.linear import gdn_backend
+from sglang.srt.layers.attention.mamba import mamba, mixer2_rms_norm_gated
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
+import sglang.srt.models.qwen3_5, sglang.srt.models.qwen3_next
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang_hybrid.engine.cpu import pinning
+
+def origin(function):
+    while hasattr(function, "__wrapped__") and not function.__module__.startswith("sglang_hybrid"):
+        inner = [c.cell_contents for c in function.__closure__ or () if callable(c.cell_contents)]
+        ours = [f for f in inner if f.__module__.startswith("sglang_hybrid")]
+        function = ours[0] if ours else function.__wrapped__
+    return function.__module__.rpartition(".")[2] + "." + function.__name__
+
+x = torch.ones(2, 4)
+gate = torch.ops.sgl_kernel.fused_sigmoid_mul_cpu(x, torch.zeros(2, 4))
+pool = torch.zeros(3, 8, dtype=torch.int32)
+sgl_kernel.assign_req_to_token_pool_cpu(
+    torch.tensor([2, 0]), pool, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([5, 6, 7, 8]), 8
+)
+try:
+    sgl_kernel.verify_tree_greedy_cpu()
+    loud = ""
+except NotImplementedError as error:
+    loud = str(error)
+print(json.dumps({
+    "active": [first, second], "absent": absent, "targets": targets, "loud": loud,
+    "missing": [target for target in targets if target not in HookRegistry._patched],
+    "origins": {name: origin(function) for name, function in {
+        "chunk": gdn_triton.chunk_gated_delta_rule, "conv": gdn_backend.causal_conv1d_fn,
+        "mixer conv": mamba.causal_conv1d_fn, "mixer conv triton": mamba.causal_conv1d_fn_triton,
+        "mixer update": mamba.causal_conv1d_update, "mixer update triton": mamba.causal_conv1d_update_triton,
+        "scan": mamba.mamba_chunk_scan_combined, "ssu": mamba.selective_state_update,
+        "norm": mixer2_rms_norm_gated.rms_norm_gated, "track": hybrid.track_mamba_states_if_needed,
+        "track all": hybrid.track_mamba_states_all_layers, "decode": ScheduleBatch.prepare_for_decode,
+    }.items()},
+    "halved": x.tolist() == [[0.5] * 4] * 2 and gate.data_ptr() == x.data_ptr(), "pool": pool.tolist(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def report():
+    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_install_is_idempotent(report):
+    assert report["active"] == [True, True]
+
+
+def test_every_hook_took(report):
+    assert report["missing"] == []
+    assert len(report["targets"]) == len(set(report["targets"])) == 9
+
+
+def test_names_in_sglang_lead_here(report):
+    assert report["origins"] == {
+        "chunk": "gdn.chunk_gated_delta_rule",
+        "conv": "causal_conv.causal_conv1d_fn",
+        "mixer conv": "causal_conv.causal_conv1d_fn",
+        "mixer conv triton": "causal_conv.causal_conv1d_fn",
+        "mixer update": "causal_conv.causal_conv1d_update",
+        "mixer update triton": "causal_conv.causal_conv1d_update",
+        "scan": "mamba2.mamba_chunk_scan_combined",
+        "ssu": "mamba2.selective_state_update",
+        "norm": "norm.rms_norm_gated",
+        "track": "checkpoint.track_states",
+        "track all": "checkpoint.track_states_all_layers",
+        "decode": "pinning.without_pinning",
+    }
+
+
+def test_the_stand_in_has_only_what_the_cpu_path_needs(report):
+    assert report["absent"]
+    assert "no sgl_kernel.verify_tree_greedy_cpu; start without --speculative-algorithm" in report["loud"]
+
+
+def test_registered_operators_run(report):
+    assert report["halved"]
+
+
+def test_new_slots_are_written_into_each_requests_row(report):
+    assert report["pool"] == [[7, 8, 0, 0, 0, 0, 0, 0], [0] * 8, [0, 5, 6, 0, 0, 0, 0, 0]]
+
+
+def test_nothing_is_hooked_where_nothing_was_installed():
+    probe = (
+        "import sys, torch; torch.cuda.is_available = lambda: True\n"
+        "from sglang_hybrid.engine import cpu\n"
+        "print(cpu.install(), cpu.register_hooks(), 'sgl_kernel' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "[]", "False"]
