@@ -35,6 +35,11 @@ def origin(function):
         function = ours[0] if ours else function.__wrapped__
     return function.__module__.rpartition(".")[2] + "." + function.__name__
 
+from sglang.srt.models import granitemoehybrid
+from sglang_hybrid.engine.cpu import granite
+wrapped = granitemoehybrid.GraniteMoeHybridMambaDecoderLayer.forward
+hidden, residual = granite.drop_added_residual((torch.ones(2), torch.full((2,), 5.0)), "self", residual=1)
+granite_result = [hasattr(wrapped, "__wrapped__"), hidden.tolist(), residual.tolist()]
 x = torch.ones(2, 4)
 gate = torch.ops.sgl_kernel.fused_sigmoid_mul_cpu(x, torch.zeros(2, 4))
 pool = torch.zeros(3, 8, dtype=torch.int32)
@@ -57,6 +62,7 @@ print(json.dumps({
         "norm": mixer2_rms_norm_gated.rms_norm_gated, "track": hybrid.track_mamba_states_if_needed,
         "track all": hybrid.track_mamba_states_all_layers, "decode": ScheduleBatch.prepare_for_decode,
     }.items()},
+    "granite": granite_result,
     "halved": x.tolist() == [[0.5] * 4] * 2 and gate.data_ptr() == x.data_ptr(), "pool": pool.tolist(),
 }))
 """
@@ -78,7 +84,7 @@ def test_install_is_idempotent(report):
 
 def test_every_hook_took(report):
     assert report["missing"] == []
-    assert len(report["targets"]) == len(set(report["targets"])) == 9
+    assert len(report["targets"]) == len(set(report["targets"])) == 11
 
 
 def test_names_in_sglang_lead_here(report):
@@ -119,3 +125,7 @@ def test_nothing_is_hooked_where_nothing_was_installed():
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "[]", "False"]
+
+
+def test_granites_last_residual_is_added_once(report):
+    assert report["granite"] == [True, [1.0, 1.0], [0.0, 0.0]]

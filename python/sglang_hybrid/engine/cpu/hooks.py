@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cpu import causal_conv, checkpoint, extra_buffer, fused, mamba2, norm, pinning
+from sglang_hybrid.engine.cpu import causal_conv, checkpoint, extra_buffer, fused, granite, mamba2, norm, pinning
 
 _OPS = "sglang.kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton."
@@ -46,11 +46,14 @@ def register() -> list[str]:
         HookRegistry.register(target, function, HookType.REPLACE)
     for target, function in WRAPPED.items():
         HookRegistry.register(target, function, HookType.AROUND)
+    corrected = granite.targets()
+    for target in corrected:
+        HookRegistry.register(target, granite.drop_added_residual, HookType.AFTER)
     mixer = importlib.import_module(MIXER)
     for name, function in BOUND.items():
         if not hasattr(mixer, name):
             setattr(mixer, name, function)
-    return [*replaced, *WRAPPED]
+    return [*replaced, *WRAPPED, *corrected]
 
 
 def _extra_buffer_door() -> dict[str, Callable[..., Any]]:
