@@ -144,29 +144,32 @@ class Elastic:
 
     def _secure(self, first: Mapping[str, int], leases: Sequence[Lease]) -> list[int]:
         """Evict what `first` needs now, if all of `leases` can then still end; the keys evicted."""
-        whole = union(first, outstanding(leases, list(self.budget.pools), self.step))
-        chosen = self._plan(first, whole)
-        if chosen is None:
+        possible = self._possible(first, leases)
+        if not possible:
             transfer = self.rebalance.decide(self.budget)
             if transfer is not None:
                 apply(self.budget, transfer)
-                chosen = self._plan(first, whole)
+                possible = self._possible(first, leases)
+        chosen = plan_eviction(Outlook(self.budget), first, self.entries.evictable()) if possible else None
         if chosen is None:
             raise PoolExhausted(f"wait for a running request to end; the budget is in use: {dict(first)}")
         for entry in chosen:
             self._drop(self.entries.remove(entry.key))
         return [entry.key for entry in chosen]
 
-    def _plan(self, first: Mapping[str, int], whole: Mapping[str, int]) -> list[Entry] | None:
-        bare = Outlook(self.budget)
-        if bare.fits(whole):
-            return []
-        candidates = self.entries.evictable()
-        everything = Outlook(self.budget, candidates)
-        if not everything.fits(whole):
-            self.budget.refused = everything.short
-            return None
-        return plan_eviction(bare, first, candidates)
+    def _possible(self, first: Mapping[str, int], leases: Sequence[Lease]) -> bool:
+        """Whether `first` and every promise of `leases` fit without the unreferenced entries; cheap answers first."""
+        outlook = Outlook(self.budget, self.entries.evictable())
+        if outlook.fits(first):
+            pools = list(self.budget.pools)
+            whole = {name: sum(lease.promised[name] for lease in leases) for name in pools}
+            if outlook.fits(union(first, whole)):
+                return True
+            timed = any(lease.growth for lease in leases)
+            if timed and outlook.fits(union(first, outstanding(leases, pools, self.step))):
+                return True
+        self.budget.refused = outlook.short
+        return False
 
     def _require_possible(self, demand: Demand) -> None:
         """Raise ConfigError for a demand that an idle machine could not meet."""
