@@ -5,7 +5,8 @@ python benchmarks/sim/tables.py [GRID ...]
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -120,17 +121,71 @@ def cost_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def figure_table(grid: str) -> str:
+    """Hit rates of a figure's grid, one line per trace, model and capacity."""
+    rows = newest(grid)["rows"]
+    policies = list(dict.fromkeys(r["policy"] for r in rows))
+    lines = [_line(["trace", "model", "GB", *policies]), _line(["---"] * (len(policies) + 3))]
+    for trace, gb, rates, members in groups(rows):
+        lines.append(_line([trace, members[0]["model"], f"{gb:g}", *(f"{100 * rates[p]:.1f}" for p in policies)]))
+    return "\n".join(lines)
+
+
+def artifact_table() -> str:
+    """The published artifact beside our policies of the same meaning."""
+    head = ["trace", "GB", "artifact", "its hit %", "over capacity", "worst fill", "s", "ours", "hit %", "s", "equal %"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for r in newest("artifact")["rows"]:
+        gb = "unlimited" if r["capacity_gb"] >= 1000 else f"{r['capacity_gb']:g}"
+        lines.append(
+            _line(
+                [
+                    r["trace"],
+                    gb,
+                    r["artifact"],
+                    f"{100 * r['artifact_token_hit_rate']:.1f}",
+                    str(r["artifact_over_capacity_requests"]),
+                    f"{r['artifact_worst_fill']:.2f}",
+                    f"{r['artifact_seconds']:.1f}",
+                    r["policy"],
+                    f"{100 * r['token_hit_rate']:.1f}",
+                    f"{r['seconds']:.1f}",
+                    f"{100 * r['requests_with_equal_hits']:.1f}",
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
 def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-TABLES = {
-    "main": (ratio_table, main_table, cost_table),
-    "robustness": (margin_table,),
+TABLES: dict[str, Callable[[], str]] = {
+    "ratios": lambda: ratio_table(newest("main")["rows"]),
+    "main": lambda: main_table(newest("main")["rows"]),
+    "cost": lambda: cost_table(newest("main")["rows"]),
+    "robustness": lambda: margin_table(newest("robustness")["rows"]),
+    "artifact": artifact_table,
+    **{name: partial(figure_table, name) for name in ("admission", "contention", "architecture", "arrivals")},
 }
 
+
+def fill_readme() -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- /name -->` by the table of that name."""
+    path = HERE / "README.md"
+    text = path.read_text()
+    for name, table in TABLES.items():
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if mark and end:
+            text = before + mark + table() + "\n" + end + after
+    path.write_text(text)
+
+
 if __name__ == "__main__":
-    for grid in sys.argv[1:] or TABLES:
-        rows = newest(grid)["rows"]
-        for table in TABLES[grid]:
-            print(table(rows), end="\n\n")
+    if "--readme" in sys.argv:
+        fill_readme()
+    else:
+        for title, make in TABLES.items():
+            print(f"{title}\n\n{make()}\n")
