@@ -1,0 +1,82 @@
+"""What SGLang's prefix cache serves of prompts it has seen: cached tokens by scenario, strategy and tree core.
+
+    python benchmarks/serving/reuse.py [--preset gdn]
+
+Stock policies on the CPU platform; every cell is a count of tokens, not a time. The column `seen` is the ceiling: how
+many tokens of the prompt (less the last one, which is always computed) the server had processed before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import provenance
+from servers import Client, stock, words
+
+from sglang_hybrid.demo import model
+from sglang_hybrid.demo.server import Server
+
+COLUMNS = [(strategy, core) for strategy in ("no_buffer", "extra_buffer") for core in ("rust", "python")]
+ANSWER = 24
+
+
+def scenarios(client: Client) -> Iterator[dict[str, Any]]:
+    """Ask each scenario's prompts in order on an empty cache; yields the last request of each."""
+    rng = random.Random(7)
+    base = words(rng, 700)
+
+    def ask(prompt: list[int], seen: int, name: str) -> dict[str, Any]:
+        answer = client.ask(prompt, ANSWER)
+        row = {"scenario": name, "prompt_tokens": len(prompt), "seen": seen, "cached_tokens": answer["cached_tokens"]}
+        row["output_ids"] = answer["output_ids"]
+        return row
+
+    yield ask(base, 0, "a new prompt of 700")
+    yield ask(base, 699, "the same prompt again")
+    yield ask(base + words(rng, 50), 700, "the prompt and 50 more")
+    yield ask(base[:400] + words(rng, 100), 400, "its first 400 and 100 others: 2nd sighting")
+    yield ask(base[:400] + words(rng, 90), 400, "its first 400 and 90 others: 3rd sighting")
+    history = words(rng, 300)
+    for turn in range(4):
+        known = 0 if turn == 0 else len(history) - 30 - 1
+        row = ask(history, known, f"a conversation, turn {turn + 1}")
+        history = history + row["output_ids"] + words(rng, 30)
+        yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="gdn", help=f"demo model: {', '.join(model.PRESETS)}")
+    options = parser.parse_args()
+    table: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model.build(Path(scratch) / options.preset, options.preset)
+        for strategy, core in COLUMNS:
+            launcher, flags, environment = stock(strategy, core)
+            log = Path(scratch) / f"{strategy}-{core}.log"
+            with Server(folder, flags, log=log, environment=environment, launcher=launcher) as server:
+                server.wait_ready()
+                for row in scenarios(Client(server)):
+                    row.pop("output_ids")
+                    cell = table.setdefault(row["scenario"], {k: row[k] for k in ("prompt_tokens", "seen")})
+                    cell[f"{strategy}, {core} core"] = row["cached_tokens"]
+    for name, cell in table.items():
+        print(f"{name:<48}", "  ".join(f"{key} {value}" for key, value in cell.items()))
+    head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
+    print(
+        provenance.write(
+            "serving", f"reuse-{options.preset}", {**head, "model": options.preset, "seed": 7, "rows": table}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Servers and a client for the benchmarks of this folder."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import urllib.request
+from typing import Any
+
+from sglang_hybrid.demo.server import LAUNCHER, Server
+
+SIZES = ["--max-total-tokens", "65536", "--max-mamba-cache-size", "256", "--max-running-requests", "16"]
+PLATFORM = [
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "torch_native",
+    "--dtype",
+    "float32",
+    "--disable-overlap-schedule",
+]
+STOCK = [*PLATFORM, "--sleep-on-idle", "--enable-cache-report"]
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+
+Command = tuple[str, list[str], dict[str, str]]
+"""Launcher module, flags, environment."""
+
+
+def hybrid(*flags: str) -> Command:
+    """Our launcher, with its own defaults for the platform."""
+    return LAUNCHER, [*SIZES, *flags], ENVIRONMENT
+
+
+def stock(strategy: str = "extra_buffer", core: str = "rust") -> Command:
+    """SGLang's launcher on the same platform, with the same sizes."""
+    flags = [*STOCK, "--mamba-radix-cache-strategy", strategy, *SIZES]
+    return "sglang.launch_server", flags, {**ENVIRONMENT, "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": core}
+
+
+class Client:
+    """Token ids in, times out."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """Stream one greedy completion; returns seconds to the first token, seconds in all, tokens, cached tokens."""
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.server.url + "/generate", json.dumps(body).encode(), headers)
+        start, first, last = time.perf_counter(), None, {}
+        with urllib.request.urlopen(request, timeout=300) as stream:
+            for line in stream:
+                if line.startswith(b"data: {"):
+                    first = time.perf_counter() - start if first is None else first
+                    last = json.loads(line[6:])
+        total = time.perf_counter() - start
+        cached = last["meta_info"]["cached_tokens"]
+        return {"ttft_s": first, "total_s": total, "output_ids": last["output_ids"], "cached_tokens": cached}
+
+
+def words(rng: random.Random, count: int) -> list[int]:
+    return [rng.randint(3, 258) for _ in range(count)]
