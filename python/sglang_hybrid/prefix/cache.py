@@ -106,6 +106,7 @@ class PrefixCache:
         prefill = Prefill(found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
         positions = [] if self.tree.kv_only else self._admission.positions(prefill)
         evicted = self._admit(tokens, positions, prefill, found, now)
+        self._reindex()
         return Commit(tuple(positions), evicted, self.tree.kv_tokens)
 
     def lock(self, tokens: Tokens) -> Node[Mark]:

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.mark import KINDS, Kind, Mark
+from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, ReuseTable, age_bin
 from sglang_hybrid.prefix.tokens import Tokens
@@ -17,12 +17,11 @@ from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect
 
+STRIDE = 4  # age bins whose passing is counted at once
+REFRESH_EVERY = 2  # requests between two refreshes of the reuse table
 HIT_LEVELS = 3
-TURN_LEVELS = 1
-CLASSES = KINDS * HIT_LEVELS * TURN_LEVELS
-COARSE = [c // TURN_LEVELS for c in range(CLASSES)]
 KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
-PRIORS = [KIND_PRIORS.get(Kind(group // HIT_LEVELS), 1.0) for group in range(KINDS * HIT_LEVELS)]
+PRIORS = tuple(KIND_PRIORS.get(kind, 1.0) for kind in Kind for _ in range(HIT_LEVELS))
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ class History:
         self._max_marks = max_marks
         self._min_branch_tokens = min_branch_tokens
         self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
-        self._due: list[deque[tuple[float, Mark, int]]] = [deque() for _ in range(BINS - 1)]
+        self._due: list[deque[tuple[float, Mark, int]]] = [deque() for _ in range((BINS - 1) // STRIDE)]
         self._uses = 0
+        self._requests = 0
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
         """Enter one finished request, learn from it, and return what was known before it came."""
@@ -66,26 +66,25 @@ class History:
         nodes = path_nodes(found.node, max(0, n_input - 1))
         marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
         kind = self._tip_kind(found.kv_tokens, marks)
-        turn, pace = 1, 0
         if marks:
-            used = marks[-1][1]
-            turn, pace = used.turn + (kind != Kind.FRESH), age_bin(now - used.last_s)
-            self._use(nodes[-1], used, now)
+            self._use(nodes[-1], marks[-1][1], now)
         leaf = self.tree.insert(tokens, now, found=found)
-        tip = self._mark(leaf, kind, now, turn, pace)
+        tip = self._mark(leaf, kind, now)
         branch = None
         if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
         for position in boundaries:
             self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
         self._evict()
-        self.table.refresh()
+        self._requests += 1
+        if self._requests % REFRESH_EVERY == 0:
+            self.table.refresh()
         return Sighting(found.kv_tokens, marks, branch, tip)
 
     def restart(self, mark: Mark, now: float) -> None:
         """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
         if mark.last_s < now:
-            self.table.record_use(mark.reuse_class, now - mark.last_s)
+            self._record_use(mark, now)
             self._touch(mark, now)
 
     def seed(self, tokens: Tokens, now: float) -> None:
@@ -104,7 +103,7 @@ class History:
 
     def _use(self, node: Node[Mark], used: Mark, now: float) -> None:
         """Count the reuse of a mark; an end becomes superseded, or a branch once it was used again after that."""
-        self.table.record_use(used.reuse_class, now - used.last_s)
+        self._record_use(used, now)
         used.hits += 1
         if used.kind in (Kind.DECLARED, Kind.SUPERSEDED):
             used.kind = Kind.BRANCH
@@ -113,11 +112,10 @@ class History:
         self._touch(used, now)
         self._recency.move_to_end(node.id)
 
-    def _mark(self, node: Node[Mark], kind: Kind, now: float, turn: int = 1, pace: int = 0) -> Mark:
+    def _mark(self, node: Node[Mark], kind: Kind, now: float) -> Mark:
         if node.state is not None:
             return node.state
         mark = Mark(kind, now)
-        mark.turn, mark.pace = turn, pace
         self.tree.attach(node, mark)
         self._recency[node.id] = node
         self._touch(mark, now)
@@ -131,15 +129,21 @@ class History:
         self._due[0].append((now, mark, mark.version))
 
     def _age(self, now: float) -> None:
-        """Count the marks that outlived an age bin unused."""
-        for at_bin, queue in enumerate(self._due):
-            limit = now - EDGES_LIST[at_bin + 1]
+        """Count the marks that outlived another `STRIDE` age bins unused."""
+        for step, queue in enumerate(self._due):
+            end = (step + 1) * STRIDE
+            limit = now - EDGES_LIST[end]
             while queue and queue[0][0] <= limit:
                 last_s, mark, version = queue.popleft()
                 if mark.version == version:
-                    self.table.record_passed(mark.reuse_class, at_bin)
-                    if at_bin + 1 < BINS - 1:
-                        self._due[at_bin + 1].append((last_s, mark, version))
+                    self.table.record_passed(mark.reuse_class, end - STRIDE, end)
+                    if step + 1 < len(self._due):
+                        self._due[step + 1].append((last_s, mark, version))
+
+    def _record_use(self, mark: Mark, now: float) -> None:
+        at_bin = age_bin(now - mark.last_s)
+        counted = min(at_bin // STRIDE, len(self._due)) * STRIDE  # `_age` has counted these bins already
+        self.table.record_use(mark.reuse_class, at_bin, counted)
 
     def _evict(self) -> None:
         while self._recency and (self.tree.kv_tokens > self._max_tokens or self.tree.states > self._max_marks):
@@ -172,6 +176,5 @@ def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
 
 
 def reuse_class(mark: Mark) -> int:
-    """The fine reuse class of a mark: kind, hits, turn of the conversation."""
-    coarse = mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)
-    return coarse * TURN_LEVELS + min(mark.turn.bit_length() - 1, TURN_LEVELS - 1)
+    """The reuse class of a mark: its kind, and whether it was used never, once or more often."""
+    return mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)

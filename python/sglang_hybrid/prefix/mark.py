@@ -14,25 +14,19 @@ class Kind(IntEnum):
     DECLARED = 5  # a boundary the caller named, not reused so far
 
 
-KINDS = len(Kind)
-
-
 class Mark:
     """A restart position: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
 
     `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
-    `turn` counts the requests of its conversation, `pace` is the age bin of the last gap, `reuse_class` indexes the
-    reuse table. `version` belongs to the history: it changes with every use there.
+    `reuse_class` indexes the reuse table. `version` belongs to the history: it changes with every use there.
     """
 
-    __slots__ = ("hits", "kind", "last_s", "pace", "reuse_class", "touch", "turn", "version")
+    __slots__ = ("hits", "kind", "last_s", "reuse_class", "touch", "version")
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
         self.kind = kind
         self.hits = 0
         self.last_s = last_s
         self.touch = touch
-        self.turn = 1
-        self.pace = 0
         self.reuse_class = 0
         self.version = 0

@@ -6,11 +6,12 @@ hazard times the level of the class. From it follows the Gittins index: the best
 a reuse within W over the expected time the bytes are held until reuse or W.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.candidates import FloatArray
 
 FIRST_EDGE_S = 0.5
@@ -25,24 +26,24 @@ EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
 
 def age_bin(age_s: float) -> int:
     """The bin of an age in seconds; negative ages count as zero."""
-    return max(0, int(np.searchsorted(EDGES_S, age_s, side="right")) - 1)
+    return max(0, bisect_right(EDGES_LIST, age_s) - 1)
 
 
 class ReuseTable:
-    """Event counts, hazards and index values of reuse classes, in two levels.
+    """Event counts, hazards and index values of reuse classes.
 
-    `coarse[c]` is the coarse class of fine class c, `priors[g]` how much sooner than average coarse class g
-    is expected to be reused before anything was seen. The hazard of a fine class is shrunk towards that of its coarse
-    class times its own level, which is shrunk towards the pooled hazard times the coarse level; `shrinkage` is the
-    weight of each prior in observations. After `half_life` observed reuses old counts weigh half, so a phase change is
-    learned anew. `refresh` recomputes one class, some tens of microseconds.
+    `priors[c]` is how much sooner than average class c is expected to be reused before anything was seen; their number
+    is the number of classes. The hazard of a class is shrunk towards the pooled hazard times the level of the class, a
+    prior worth `shrinkage` observations per bin. After `half_life` observed reuses old counts weigh half, so a phase
+    change is learned anew. `refresh` recomputes one class, some tens of microseconds.
     """
 
-    def __init__(
-        self, coarse: Sequence[int], priors: Sequence[float], shrinkage: float = 200.0, half_life: float = 4000.0
-    ) -> None:
-        self.classes = len(coarse)
-        self._coarse = np.array(coarse, dtype=np.int64)
+    def __init__(self, priors: Sequence[float], shrinkage: float = 200.0, half_life: float = 4000.0) -> None:
+        if not priors or shrinkage <= 0 or half_life <= 0:
+            raise ConfigError(
+                f"name classes, a shrinkage > 0 and a half life > 0: {len(priors)}, {shrinkage}, {half_life}"
+            )
+        self.classes = len(priors)
         self._priors = np.array(priors, dtype=np.float64)
         self.events: FloatArray = np.zeros((self.classes, BINS))
         self.passed: FloatArray = np.zeros((self.classes, BINS))
@@ -50,51 +51,47 @@ class ReuseTable:
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
-        self._next = 0
-        for reuse_class in range(self.classes):
-            self._refresh_class(reuse_class)
+        self._stale = dict.fromkeys(range(self.classes))
+        while self._stale:
+            self.refresh()
 
-    def record_use(self, reuse_class: int, age_s: float) -> None:
-        """A mark of `reuse_class` was used again at age `age_s`."""
-        self.events[reuse_class, age_bin(age_s)] += 1.0
+    def record_use(self, reuse_class: int, at_bin: int, since_bin: int = 0) -> None:
+        """A mark of `reuse_class` was used again in `at_bin`, and had passed the bins from `since_bin` on unused."""
+        self.passed[reuse_class, since_bin:at_bin] += 1.0
+        self.events[reuse_class, at_bin] += 1.0
+        self._stale[reuse_class] = None
         self._since_decay += 1
         if self._since_decay >= self._half_life / 8:
             self._since_decay = 0
             self.events *= 0.5**0.125
             self.passed *= 0.5**0.125
 
-    def record_passed(self, reuse_class: int, age_bin: int) -> None:
-        """A mark of `reuse_class` outlived `age_bin` unused."""
-        self.passed[reuse_class, age_bin] += 1.0
+    def record_passed(self, reuse_class: int, since_bin: int, to_bin: int) -> None:
+        """A mark of `reuse_class` outlived the bins [since_bin, to_bin) unused."""
+        self.passed[reuse_class, since_bin:to_bin] += 1.0
+        self._stale[reuse_class] = None
 
     def refresh(self) -> None:
-        """Recompute the index values of the next class in turn."""
-        self._refresh_class(self._next)
-        self._next = (self._next + 1) % self.classes
+        """Recompute the index values of the class that waits longest for it, if its counts changed."""
+        if self._stale:
+            reuse_class = next(iter(self._stale))
+            del self._stale[reuse_class]
+            self.index[reuse_class] = gittins(self.hazard(reuse_class))
 
     def hazard(self, reuse_class: int) -> FloatArray:
         """Chance of a reuse within each bin given survival to it, shape [BINS]."""
-        group = int(self._coarse[reuse_class])
-        members = self._coarse == group
         pooled = self._pooled()
-        coarse = self._shrunk(self.events[members].sum(0), self.passed[members].sum(0), pooled, self._priors[group])
-        if int(members.sum()) == 1:
-            return smoothed(coarse)
-        return smoothed(self._shrunk(self.events[reuse_class], self.passed[reuse_class], coarse, 1.0))
-
-    def _shrunk(self, events: FloatArray, passed: FloatArray, towards: FloatArray, prior_level: float) -> FloatArray:
-        seen = events + passed
-        level = (float(events.sum()) + LEVEL_WEIGHT * prior_level) / (float(seen @ towards) + LEVEL_WEIGHT)
-        prior = np.minimum(0.9, level * towards)
-        return np.asarray((events + self._shrinkage * prior) / (seen + self._shrinkage), dtype=np.float64)
+        events = self.events[reuse_class]
+        seen = events + self.passed[reuse_class]
+        expected = float(seen @ pooled)
+        level = (float(events.sum()) + LEVEL_WEIGHT * self._priors[reuse_class]) / (expected + LEVEL_WEIGHT)
+        prior = np.minimum(0.9, level * pooled)
+        return smoothed((events + self._shrinkage * prior) / (seen + self._shrinkage))
 
     def _pooled(self) -> FloatArray:
         events = self.events.sum(axis=0)
         seen = events + self.passed.sum(axis=0)
         return np.asarray((events + 8.0 * FIRST_GUESS) / (seen + 8.0), dtype=np.float64)
-
-    def _refresh_class(self, reuse_class: int) -> None:
-        self.index[reuse_class] = gittins(self.hazard(reuse_class))
 
     def check(self) -> None:
         """Raise InvariantError for negative counts or index values that are not positive and finite."""

@@ -1,9 +1,10 @@
 """The hybrid radix tree: edges carry KV, nodes may carry a checkpoint of the recurrent state.
 
 Normal form, restored by every public method (see `check`): a node stays only if it carries a checkpoint, or has two or
-more children, or is pinned, or (`kv_only`) is a leaf. So KV below the last checkpoint is freed, a checkpoint can go
-while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is absorbed by its
-child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV priced at zero.
+more children, or is pinned (or the tree is `kv_only`: KV is reason enough). So KV below the last checkpoint is freed,
+a checkpoint can go while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is
+absorbed by its child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV
+priced at zero.
 
 The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names what
 changed since the caller last cleared it: in `changed` the nodes with other children, checkpoint, edge or locks, in

@@ -44,7 +44,7 @@ def _check_node(node: Node[S], tree: RadixTree[S]) -> None:
     expect(node.end == parent.end + node.tokens.size, "end position", node.end, parent.end)
     expect(node.locks == node.pins + sum(c.locks for c in node.children.values()), "locks", node.locks, node.pins)
     expect(node.slots is None or node.slots.size == node.tokens.size, "slots", node.id, node.end)
-    keeps = node.state is not None or len(node.children) > 1 or node.pins > 0 or (tree.kv_only and node.is_leaf)
+    keeps = node.state is not None or len(node.children) > 1 or node.pins > 0 or tree.kv_only
     expect(keeps, "normal form: a node without a reason to exist", node.id, node.end)
 
 

@@ -9,7 +9,7 @@ from sglang_hybrid.prefix.admission import AllChunks, BranchAndEnd, EveryN, Judi
 from sglang_hybrid.prefix.cache import PrefixCache
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.gdsf import Gdsf
-from sglang_hybrid.prefix.history import COARSE, PRIORS, History
+from sglang_hybrid.prefix.history import PRIORS, History
 from sglang_hybrid.prefix.lru import RecencyQueues
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.reuse import ReuseTable
@@ -47,12 +47,12 @@ def _marconi_static(model: ModelSpec, capacity_bytes: int, alpha: float) -> Pref
 def _marconi_regret(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     policy = FlopAware(model)
     index = FlopAwareIndex(policy)
-    history = History(ReuseTable(COARSE, PRIORS))
+    history = History(ReuseTable(PRIORS))
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=RegretTuner(policy, index))
 
 
 def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
-    table = ReuseTable(COARSE, PRIORS)
+    table = ReuseTable(PRIORS)
     index = ForecastIndex(Forecast(model, table))
     return PrefixCache(model, capacity_bytes, Judicious(), index, History(table), bypass=True)
 

@@ -1,0 +1,92 @@
+"""Ghost history: what a request is told about the past, and how marks change their kind."""
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.history import PRIORS, History
+from sglang_hybrid.prefix.mark import Kind
+from sglang_hybrid.prefix.reuse import ReuseTable, age_bin
+from sglang_hybrid.prefix.tokens import Tokens
+
+
+def fresh(**bounds: int) -> History:
+    return History(ReuseTable(PRIORS), **bounds)
+
+
+def text(seed: int, n: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
+
+
+def test_a_continued_conversation_supersedes_its_end() -> None:
+    history, whole = fresh(), text(1, 300)
+    first = history.observe(whole[:100], 80, 0.0)
+    assert (first.seen_tokens, first.marks, first.branch, first.tip.kind) == (0, (), None, Kind.FRESH)
+    second = history.observe(whole[:200], 150, 7.0)
+    assert second.marks == ((100, first.tip),)
+    assert (first.tip.kind, first.tip.hits, second.tip.kind) == (Kind.SUPERSEDED, 1, Kind.APPENDED)
+    assert history.table.events.sum() == 1
+    assert history.table.events[Kind.FRESH * 3, age_bin(7.0)] == 1
+    history.check()
+
+
+def test_the_second_request_with_a_shared_beginning_makes_a_branch() -> None:
+    history, shared = fresh(), text(1, 64)
+    history.observe(np.concatenate([shared, text(2, 50)]), 100, 0.0)
+    second = history.observe(np.concatenate([shared, text(3, 50)]), 100, 1.0)
+    assert second.seen_tokens == 64
+    assert second.branch is not None
+    assert second.tip.kind == Kind.DIVERGED
+    third = history.observe(np.concatenate([shared, text(4, 50)]), 100, 2.0)
+    assert third.marks == ((64, second.branch),)
+    assert (third.branch, third.tip.kind, second.branch.hits) == (None, Kind.FRESH, 1)
+    history.check()
+
+
+def test_short_shared_beginnings_are_no_branch_points() -> None:
+    history, shared = fresh(), text(1, 5)
+    history.observe(np.concatenate([shared, text(2, 50)]), 40, 0.0)
+    assert history.observe(np.concatenate([shared, text(3, 50)]), 40, 1.0).branch is None
+
+
+def test_a_superseded_end_used_again_becomes_a_branch() -> None:
+    history, whole = fresh(), text(1, 100)
+    end = history.observe(whole, 50, 0.0).tip
+    for seed in (2, 3):
+        history.observe(np.concatenate([whole, text(seed, 60)]), 140, float(seed))
+    assert end.kind == Kind.BRANCH
+
+
+def test_declared_boundaries_and_seeds_are_marks_at_once() -> None:
+    history, system = fresh(), text(1, 40)
+    history.seed(system, 0.0)
+    told = history.observe(np.concatenate([system, text(2, 60)]), 80, 1.0, boundaries=(60,))
+    assert [(at, mark.hits) for at, mark in told.marks] == [(40, 1)]
+    again = history.observe(np.concatenate([system, text(2, 60)])[:70], 65, 2.0)
+    assert [at for at, _ in again.marks] == [40, 60]
+    history.check()
+
+
+def test_bounds_hold_and_the_least_recent_leaves_first() -> None:
+    history = fresh(max_tokens=1000, max_marks=6)
+    for seed in range(30):
+        history.observe(text(seed, 90), 80, float(seed))
+        history.check()
+    assert history.observe(text(29, 200), 150, 40.0).seen_tokens == 90
+    assert history.observe(text(3, 200), 150, 41.0).seen_tokens == 0
+
+
+def test_unused_marks_are_counted_as_they_age() -> None:
+    history = fresh()
+    history.observe(text(1, 50), 40, 0.0)
+    history.observe(text(2, 50), 40, 100.0)
+    passed = history.table.passed[Kind.FRESH * 3]
+    assert passed[0] == 1
+    assert passed[: age_bin(100.0) // 4 * 4].min() == 1
+    assert passed[age_bin(100.0) :].max() == 0
+
+
+@pytest.mark.parametrize("bounds", [{"max_tokens": 0}, {"max_marks": 0}, {"max_tokens": -5}])
+def test_a_history_without_room_is_refused(bounds: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        fresh(**bounds)

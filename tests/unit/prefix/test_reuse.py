@@ -1,0 +1,76 @@
+"""The reuse table: hazards from counts, and the Gittins index against brute force."""
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, WIDTHS_S, ReuseTable, age_bin, gittins
+
+
+def test_age_bins_partition_all_ages() -> None:
+    assert age_bin(-3.0) == 0
+    assert age_bin(0.0) == 0
+    for at_bin, edge in enumerate(EDGES_LIST[:-1]):
+        assert age_bin(edge) == at_bin
+    assert age_bin(1e12) == BINS - 1
+
+
+def test_gittins_is_the_best_chance_per_held_second() -> None:
+    hazard = np.random.default_rng(1).random(BINS) * 0.5
+    for start in (0, 7, BINS - 1):
+        best, alive, chance, held = 0.0, 1.0, 0.0, 0.0
+        for at_bin in range(start, BINS):
+            held += alive * WIDTHS_S[at_bin] * (1.0 - hazard[at_bin] / 2.0)
+            chance += alive * hazard[at_bin]
+            alive *= 1.0 - hazard[at_bin]
+            best = max(best, chance / held)
+        assert gittins(hazard)[start] == pytest.approx(best)
+
+
+def test_waiting_for_a_certain_return_gains_value_with_age() -> None:
+    hazard = np.zeros(BINS)
+    hazard[20] = 1.0
+    index = gittins(hazard)
+    assert (np.diff(index[:21]) > 0).all()
+    assert index[21] < index[0]
+
+
+def learned(table: ReuseTable) -> None:
+    for _ in range(400):
+        table.record_use(0, 10)
+        table.record_passed(1, 0, BINS - 1)
+    for _ in range(8):
+        table.refresh()
+
+
+def test_classes_learn_apart() -> None:
+    table = ReuseTable([1.0, 1.0], shrinkage=20.0)
+    learned(table)
+    assert table.index[0, 0] > 5 * table.index[1, 0]
+    assert table.hazard(0)[10] > 0.4
+    table.check()
+
+
+def test_prior_orders_classes_before_anything_was_seen() -> None:
+    table = ReuseTable([1.0, 0.05])
+    assert table.index[0, 0] > 2 * table.index[1, 0]
+
+
+def test_old_counts_fade() -> None:
+    table = ReuseTable([1.0, 1.0], half_life=80.0)
+    learned(table)
+    assert table.events[0].sum() < 120.0
+
+
+def test_bad_tables_are_refused_and_damage_is_found() -> None:
+    for arguments in (([],), ([1.0], 0.0), ([1.0], 1.0, 0.0)):
+        with pytest.raises(ConfigError):
+            ReuseTable(*arguments)  # type: ignore[arg-type]
+    table = ReuseTable([1.0])
+    table.events[0, 0] = -1.0
+    with pytest.raises(InvariantError):
+        table.check()
+    table.events[0, 0] = 0.0
+    table.index[0, 0] = np.nan
+    with pytest.raises(InvariantError):
+        table.check()

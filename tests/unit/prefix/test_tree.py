@@ -1,0 +1,195 @@
+"""The hybrid radix tree: matching, splitting, separable checkpoints and KV, locks."""
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree_check import check, walk
+
+
+def seq(text: str) -> Tokens:
+    return as_tokens([ord(letter) for letter in text])
+
+
+def grown(*paths: str, kv_only: bool = False) -> RadixTree[str]:
+    """A tree with a checkpoint (named like its path) at the end of each of `paths`."""
+    tree: RadixTree[str] = RadixTree(kv_only)
+    for path in paths:
+        node = tree.insert(seq(path), 0.0)
+        if not kv_only:
+            tree.attach(node, path)
+        check(tree)
+    return tree
+
+
+def test_match_restarts_at_the_deepest_checkpoint_and_knows_deeper_kv() -> None:
+    tree = grown("abcdef", "abc")
+    found = tree.match(seq("abcdxx"))
+    assert (found.kv_tokens, found.restart_tokens) == (4, 3)
+    assert found.restart.state == "abc"
+    assert tree.match(seq("abcdef"), limit=5).restart_tokens == 3
+    assert tree.match(seq("x")).restart is tree.root
+
+
+def test_a_partial_edge_is_never_a_restart() -> None:
+    tree = grown("abcdef")
+    found = tree.match(seq("abcdeX"))
+    assert (found.kv_tokens, found.restart_tokens) == (5, 0)
+    assert found.partial is not None
+
+
+def test_pure_transformer_restarts_anywhere() -> None:
+    tree = grown("abcdef", kv_only=True)
+    assert tree.match(seq("abcdeX")).restart_tokens == 5
+    assert tree.match(seq("abcdef"), limit=5).restart_tokens == 5
+
+
+def test_insert_splits_where_sequences_part() -> None:
+    tree = grown("abcd", "abxy")
+    assert tree.kv_tokens == 6
+    assert sorted((n.end, n.state) for n in walk(tree) if n.state) == [(4, "abcd"), (4, "abxy")]
+    assert [n.end for n in walk(tree) if n.state is None] == [2]
+
+
+def test_insert_of_a_known_sequence_returns_its_node() -> None:
+    tree = grown("abcd")
+    assert tree.insert(seq("abcd"), 1.0).state == "abcd"
+    assert tree.insert(seq(""), 1.0) is tree.root
+    assert tree.kv_tokens == 4
+
+
+def test_insert_from_a_match_equals_insert_from_the_root() -> None:
+    tree = grown("abcd")
+    leaf = tree.insert(seq("abcdef"), 0.0, found=tree.match(seq("abcd")))
+    tree.attach(leaf, "leaf")
+    check(tree)
+    assert leaf.end == 6
+    assert tree.kv_tokens == 6
+
+
+def test_dropped_checkpoint_leaves_kv_to_descendants() -> None:
+    tree = grown("ab", "abcd", "abxy")
+    freed = tree.drop(tree.match(seq("ab")).restart)
+    assert (freed.kv_tokens, freed.states) == (0, ["ab"])
+    assert tree.match(seq("abcd")).restart_tokens == 4
+    check(tree)
+
+
+def test_single_child_absorbs_the_kv_of_a_dropped_checkpoint() -> None:
+    tree = grown("ab", "abcd")
+    tree.drop(tree.match(seq("ab")).restart)
+    assert [(n.start, n.end, n.state) for n in walk(tree)] == [(0, 4, "abcd")]
+    check(tree)
+
+
+def test_dropping_the_last_checkpoint_below_a_branch_frees_kv_up_to_it() -> None:
+    tree = grown("abcd", "abxy")
+    freed = tree.drop(tree.match(seq("abcd")).restart)
+    assert freed.kv_tokens == 2
+    assert [(n.start, n.end) for n in walk(tree)] == [(0, 4)]
+    freed = tree.drop(tree.match(seq("abxy")).restart)
+    assert (freed.kv_tokens, tree.kv_tokens, tree.nodes) == (4, 0, 0)
+    check(tree)
+
+
+def test_locked_path_survives_and_settles_on_unlock() -> None:
+    tree = grown("ab", "abcd")
+    leaf = tree.match(seq("abcd")).restart
+    tree.lock(leaf)
+    with pytest.raises(InvariantError):
+        tree.drop(tree.match(seq("ab")).restart)
+    tree.unlock(leaf)
+    tree.drop(tree.match(seq("ab")).restart)
+    check(tree)
+
+
+def test_pinned_node_without_checkpoint_is_freed_by_the_last_unlock() -> None:
+    tree: RadixTree[str] = RadixTree()
+    node = tree.insert(seq("abc"), 0.0)
+    tree.lock(node)
+    tree.lock(node)
+    check(tree)
+    assert tree.unlock(node).kv_tokens == 0
+    assert tree.unlock(node).kv_tokens == 3
+    assert tree.nodes == 0
+
+
+def test_unlock_without_a_lock_and_lock_of_a_dead_node_are_refused() -> None:
+    tree = grown("ab")
+    node = tree.match(seq("ab")).restart
+    with pytest.raises(ConfigError, match="unlock"):
+        tree.unlock(node)
+    tree.drop(node)
+    with pytest.raises(ConfigError, match="left the tree"):
+        tree.lock(node)
+
+
+def test_misuse_is_an_invariant_error() -> None:
+    tree = grown("abcd")
+    node = tree.match(seq("abcd")).restart
+    with pytest.raises(InvariantError):
+        tree.attach(node, "again")
+    with pytest.raises(InvariantError):
+        tree.attach(tree.root, "root")
+    with pytest.raises(InvariantError):
+        tree.split(node, 4)
+    with pytest.raises(InvariantError):
+        tree.node_at(node, 5)
+    with pytest.raises(InvariantError):
+        tree.trim(node, 1)
+
+
+def test_slots_follow_splits_absorption_and_eviction() -> None:
+    tree: RadixTree[str] = RadixTree()
+    slots = np.arange(100, 104)
+    tree.attach(tree.insert(seq("abcd"), 0.0, slots), "abcd")
+    tree.attach(tree.node_at(tree.match(seq("abcd")).node, 2), "ab")
+    assert {n.end: n.slots.tolist() for n in walk(tree) if n.slots is not None} == {2: [100, 101], 4: [102, 103]}
+    tree.drop(tree.match(seq("ab")).restart)
+    freed = tree.drop(tree.match(seq("abcd")).restart)
+    assert [s.tolist() for s in freed.slots] == [[100, 101, 102, 103]]
+
+
+def test_trim_cuts_a_pure_kv_leaf_from_its_end() -> None:
+    tree = grown("abcdef", kv_only=True)
+    leaf = tree.match(seq("abcdef")).node
+    assert tree.trim(leaf, 2).kv_tokens == 2
+    assert tree.match(seq("abcdef")).restart_tokens == 4
+    check(tree)
+    assert tree.trim(leaf, 9).kv_tokens == 4
+    assert tree.nodes == 0
+    check(tree)
+
+
+def test_a_thousand_splits_stay_within_twice_the_tokens() -> None:
+    rng = np.random.default_rng(5)
+    tree: RadixTree[int] = RadixTree()
+    long = rng.integers(0, 50, 4000).astype(np.int32)
+    leaf = tree.insert(long, 0.0)
+    tree.attach(leaf, 0)
+    for position in rng.permutation(np.arange(1, 4000))[:1000]:
+        node = tree.node_at(leaf, int(position))
+        tree.attach(node, 1)
+    check(tree)
+    for node in list(walk(tree)):
+        if node is not leaf:
+            tree.drop(node)
+    check(tree)
+    assert tree.nodes == 1
+
+
+@pytest.mark.parametrize("damage", ["kv_tokens", "states", "nodes"])
+def test_check_finds_a_wrong_counter(damage: str) -> None:
+    tree = grown("abcd", "abxy")
+    setattr(tree, damage, getattr(tree, damage) + 1)
+    with pytest.raises(InvariantError):
+        check(tree)
+
+
+def test_check_finds_a_node_without_a_reason() -> None:
+    tree = grown("abcd")
+    tree.split(tree.match(seq("abcd")).node, 2)
+    with pytest.raises(InvariantError, match="normal form"):
+        check(tree)
