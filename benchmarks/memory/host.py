@@ -2,7 +2,7 @@
 
     SGLANG_USE_CPU_ENGINE=1 python benchmarks/memory/host.py [--rounds 400]
 
-The shapes are Qwen3-Next's at TP1 with 2 MiB granules: 24 KV planes of 1 KiB per token, 36 state planes of 2 MiB per slot.
+The shapes are Qwen3-Next's at TP1 with 2 MiB granules: 24 KV planes of 1 KiB per token, 36 state planes of 2 MiB.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals, as in Table 2 of AVMP: resample matched cells, report a mean delta or a ratio of means."""
+"""Paired bootstrap intervals as in Table 2 of AVMP: resample matched cells, report a mean delta or a ratio of means."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
