@@ -8,7 +8,6 @@ Text is cut by `readers.text`: no tokenizer is needed and token counts are estim
 
 import zlib
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -91,16 +90,7 @@ def _content(content: Any, where: str) -> str:
 
 
 def _time(row: Row, default: float) -> float:
-    for key in _TIMES:
-        value = row.fields.get(key)
-        if isinstance(value, str):
-            try:
-                return datetime.fromisoformat(value).timestamp()
-            except ValueError as error:
-                raise TraceError(f"{row.where}: {key} must be seconds or ISO 8601, got {value!r}") from error
-        if value is not None:
-            return row.number(key)
-    return default
+    return next((row.seconds(key) for key in _TIMES if row.fields.get(key) is not None), default)
 
 
 def _header(role: str) -> Tokens:

@@ -12,6 +12,7 @@ from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.trace import TOKEN_LIMIT, Request, TraceError, make_request
 
 BLOCK_TOKENS = 512
+MOST_TOKENS = 2**24  # no context is that long; a length beyond it is a corrupt row
 
 
 def read(rows: Iterator[Row]) -> Iterator[Request]:
@@ -22,6 +23,8 @@ def read(rows: Iterator[Row]) -> Iterator[Request]:
     for row in rows:
         n_input = row.integer("input_length", least=1)
         n_output = row.integer("output_length") if "output_length" in row.fields else 0
+        if n_input + n_output > MOST_TOKENS:
+            raise TraceError(f"{row.where}: a request of more than {MOST_TOKENS} tokens, got {n_input} + {n_output}")
         blocks = row.items("hash_ids")
         needed = -(-n_input // BLOCK_TOKENS)
         if len(blocks) > needed:

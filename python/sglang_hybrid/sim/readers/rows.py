@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ class Row:
         value = self._get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TraceError(f"{self.where}: {key} must be a number, got {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise TraceError(f"{self.where}: {key} must be a number of ordinary size: {error}") from error
 
     def items(self, key: str) -> list[Any]:
         """The list under `key`; raises TraceError."""
@@ -38,6 +42,16 @@ class Row:
         if not isinstance(value, list):
             raise TraceError(f"{self.where}: {key} must be a list, got {type(value).__name__}")
         return value
+
+    def seconds(self, key: str) -> float:
+        """The time under `key`, seconds or ISO 8601 text, in seconds; raises TraceError."""
+        value = self._get(key)
+        if not isinstance(value, str):
+            return self.number(key)
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError) as error:
+            raise TraceError(f"{self.where}: {key} must be seconds or ISO 8601, got {value!r}") from error
 
     def text(self, key: str, default: str) -> str:
         """The value under `key` as text, or `default` when it is missing or null."""

@@ -10,7 +10,6 @@ class becomes an inert record and only token arrays are rebuilt. A dump from a s
 import array
 import pickle
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +104,9 @@ def read_log(rows: Iterator[Row]) -> Iterator[Request]:
             if not isinstance(asked, dict) or not isinstance(answered, dict):
                 raise TraceError(f"{row.where}: a finished event needs objects 'obj' and 'out', got {asked!r}")
             meta = answered.get("meta_info")
-            latency = meta.get("e2e_latency", 0.0) if isinstance(meta, dict) else 0.0
-            yield _request(asked, answered, _seconds(row) - float(latency), row.where)
-
-
-def _seconds(row: Row) -> float:
-    stamp = row.text("timestamp", "")
-    try:
-        return datetime.fromisoformat(stamp).timestamp()
-    except ValueError as error:
-        raise TraceError(f"{row.where}: timestamp must be ISO 8601, got {stamp!r}") from error
+            latency = Row(row.where, {"e2e_latency": 0.0, **(meta if isinstance(meta, dict) else {})})
+            arrival = row.seconds("timestamp") - latency.number("e2e_latency")
+            yield _request(asked, answered, arrival, row.where)
 
 
 def _request(asked: dict[str, Any], answered: dict[str, Any], ts: float, where: str) -> Request:
