@@ -35,6 +35,7 @@ class HandleTable:
         self.tag = tag
         self.page_bytes = page_bytes
         self._physical: Pages = np.full(1024, -1, dtype=np.int64)
+        self._names = self._name(1024)  # every handle of the table, made ahead
         self._next = 0
         self._live = 0
 
@@ -53,10 +54,16 @@ class HandleTable:
             raise ConfigError(f"{PAGE_MASK + 1} pages were named; start a new table for pool {self.tag}: {stop}")
         while stop > len(self._physical):
             self._physical = np.concatenate([self._physical, np.full_like(self._physical, -1)])
+            self._names = self._name(len(self._physical))
         self._physical[start:stop] = pages
         self._next = stop
         self._live += len(pages)
-        return (np.arange(start, stop, dtype=np.int64) | (self.tag << PAGE_BITS)).astype(np.uint32)
+        return self._names[start:stop]
+
+    def _name(self, count: int) -> Handles:
+        names = (np.arange(count, dtype=np.int64) | (self.tag << PAGE_BITS)).astype(np.uint32)
+        names.flags.writeable = False  # callers get views
+        return names
 
     def live(self, handles: Handles) -> Handles:
         """The handles among `handles` (all of this pool) that still name a page, in order."""
