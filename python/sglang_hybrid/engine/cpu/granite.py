@@ -1,7 +1,8 @@
 """Granite-4 hybrid in SGLang 0.5.17 to 0.5.21: the last residual is added twice, on every device.
 
 A decoder layer returns (hidden, residual) with the residual already in `hidden`, and the model's final norm adds it
-once more. SGLang 0.5.23 rewrote both. The hook hands a residual of zeros on, which is what the final norm should have got.
+once more. SGLang 0.5.23 rewrote both. The hook hands on a residual of zeros, which is what the final norm should have
+got.
 """
 
 from __future__ import annotations
