@@ -4,8 +4,7 @@ from typing import Protocol
 
 
 class Driver(Protocol):
-    """Virtual memory of one device. Handles are opaque; sizes and addresses are bytes and multiples of
-    `granularity_bytes`.
+    """Virtual memory of one device. Handles are opaque; sizes and addresses are multiples of `granularity_bytes`.
 
     Errors: PoolExhausted for out of memory, ConfigError for what the machine or its settings cannot do, InvariantError
     for a call against the rules.

@@ -31,6 +31,8 @@ class Pool:
         self.room = 0  # free pages in LIVE columns
         self.live_pages = 0
         per_column = self._per_column = layout.column_pages
+        power = per_column & (per_column - 1) == 0
+        self._shift = per_column.bit_length() - 1 if power else None  # columns of pages without a division
         self._descending = np.arange(per_column - 1, -1, -1, dtype=np.int64)
         starts = np.arange(layout.columns, dtype=np.int64) * per_column
         self._stacks = list(starts[:, None] + self._descending)  # free pages of a column, the next one last
@@ -110,7 +112,7 @@ class Pool:
         lowest = int(pages.min()) // self._per_column
         if int(pages.max()) // self._per_column == lowest:
             return [(lowest, pages)]
-        columns = pages // self._per_column
+        columns = pages >> self._shift if self._shift is not None else pages // self._per_column
         cuts = np.flatnonzero(columns[1:] != columns[:-1])
         if len(cuts) > _MANY_CUTS:
             order = np.argsort(columns, kind="stable")

@@ -1,4 +1,4 @@
-"""A stand-in for `cuda.bindings.driver` that enforces the driver's documented rules, and a driver that fails on order."""
+"""A stand-in for `cuda.bindings.driver` that enforces the documented rules, and a driver that fails on order."""
 
 import enum
 import itertools

@@ -177,7 +177,12 @@ def test_tensors_are_views_for_life(backing):
 def test_padded_slots_and_every_dtype(backing):
     layout = Layout("state", (Planes("conv", 2, 64 << 10),), slots=32)
     Pool(layout, Budget(8 * G, G, backing)).alloc(32)
-    for dtype, shape in ((torch.float32, (96, 100)), (torch.float8_e4m3fn, (8192, 7)), (torch.int64, (3,)), (torch.uint8, ())):
+    for dtype, shape in (
+        (torch.float32, (96, 100)),
+        (torch.float8_e4m3fn, (8192, 7)),
+        (torch.int64, (3,)),
+        (torch.uint8, ()),
+    ):
         first, second = plane_tensors(backing, layout, layout.planes[0], 0, shape, dtype, CPU)
         assert first.shape == (32, *shape)
         assert first.stride(0) * dtype.itemsize == 64 << 10

@@ -14,7 +14,10 @@ from sglang_hybrid.memory.rebalance import Avmp, Transfer, apply, split
 G = 1024
 
 
-def build(total=12, capacity=None, state_planes=(Planes("state", 4, G),), limits=None, **kwargs):
+STATE = (Planes("state", 4, G),)
+
+
+def build(total=12, capacity=None, state_planes=STATE, limits=None, **kwargs):
     """A KV column is 16 pages and 2 granules, a state is a column of 4 granules."""
     kv = Layout("kv", (Planes("kv", 2, 64),), slots=16 * 64, granule_bytes=G)
     state = Layout("state", state_planes, slots=64, granule_bytes=G)

@@ -30,7 +30,9 @@ class Recorder(LedgerBacking):
 
 
 def build(total=20, limits=None, returns=None, state_planes=None, pinned=0):
-    kv = Layout("kv", (Planes("kv", 2, 64),), slots=16 * 16, granule_bytes=G, pinned_pages=pinned)  # 16 pages, 2 granules
+    kv = Layout(
+        "kv", (Planes("kv", 2, 64),), slots=16 * 16, granule_bytes=G, pinned_pages=pinned
+    )  # 16 pages, 2 granules
     state = Layout("state", state_planes or (Planes("state", 3, 512),), slots=20, granule_bytes=G)
     backing = Recorder([*kv.plane_granules, *state.plane_granules])
     budget = Budget(total * G, G, backing, limits, returns)

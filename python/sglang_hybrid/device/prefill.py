@@ -1,0 +1,56 @@
+"""Creation off the critical path: a thread that keeps physical granules at hand."""
+
+import threading
+
+from sglang_hybrid.core.errors import HybridError
+from sglang_hybrid.device.backing import PooledBacking
+
+
+class Prefiller:
+    """Keeps `pooled` unmapped granules ready in `backing`; `wake` after taking some. Use it as a context manager.
+
+    A failure (the machine is out of memory) is kept in `error` and ends the attempt, not the thread: the next `wake`
+    tries again. What is mapped, and when, never depends on this thread, only how long mapping takes.
+    """
+
+    def __init__(self, backing: PooledBacking, pooled: int) -> None:
+        self.backing = backing
+        self.pooled = pooled
+        self.error: HybridError | None = None
+        self._wanted = threading.Event()
+        self._idle = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="granule-prefill", daemon=True)
+
+    def __enter__(self) -> "Prefiller":
+        self._thread.start()
+        self.wake()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping = True
+        self._wanted.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Ask for the pool to be filled up again; returns at once."""
+        self._idle.clear()
+        self._wanted.set()
+
+    def wait(self) -> None:
+        """Block until the last wake has been served."""
+        self._idle.wait()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopping:
+                return
+            try:
+                self.backing.prefill(self.pooled)
+                self.error = None
+            except HybridError as error:
+                self.error = error
+            if not self._wanted.is_set():
+                self._idle.set()

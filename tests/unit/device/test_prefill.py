@@ -1,0 +1,37 @@
+from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.device.backing import PooledBacking
+from sglang_hybrid.device.cuda import CudaDriver
+from sglang_hybrid.device.prefill import Prefiller
+from sglang_hybrid.memory.backing import Run
+
+G = 2 << 20
+
+
+def test_the_critical_path_maps_what_the_thread_created(cuda):
+    with (
+        PooledBacking(CudaDriver(0, api=cuda), [16], G, limit=16) as backing,
+        Prefiller(backing, pooled=6) as prefiller,
+    ):
+        prefiller.wait()
+        calls = len(cuda.calls)
+        backing.map([Run(0, 0, 6)])
+        assert "cuMemCreate" not in [call[0] for call in cuda.calls[calls:]]
+        prefiller.wake()
+        prefiller.wait()
+        backing.check()
+        assert backing.committed_bytes == 12 * G
+        assert prefiller.error is None
+
+
+def test_a_machine_out_of_memory_is_reported_and_tried_again(cuda):
+    with PooledBacking(CudaDriver(0, api=cuda), [16], G, limit=16) as backing:
+        cuda.fail["cuMemCreate"] = [cuda.CUresult.CUDA_SUCCESS, cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY]
+        with Prefiller(backing, pooled=4) as prefiller:
+            prefiller.wait()
+            assert isinstance(prefiller.error, PoolExhausted)
+            assert backing.committed_bytes == G
+            prefiller.wake()
+            prefiller.wait()
+            assert prefiller.error is None
+        assert backing.committed_bytes == 4 * G
+        backing.check()
