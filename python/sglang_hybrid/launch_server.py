@@ -8,10 +8,13 @@ from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.process import announce_parent, die_with_announced_parent
 from sglang_hybrid.plugin import activate_platform
 
 if __name__ == "__mp_main__":
-    # A spawned child imports this module before anything of SGLang: 0.5.17 needs the platform that early.
+    # A spawned child imports this module before anything of SGLang. SGLang binds its children to its own life too, but
+    # seconds later, after its imports; and 0.5.17 needs the CPU platform this early.
+    die_with_announced_parent()
     activate_platform()
 
 
@@ -75,6 +78,7 @@ def _hand_over(arguments: list[str]) -> int:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    announce_parent()
     try:
         run_server(prepare_server_args(arguments))
     except KeyboardInterrupt:

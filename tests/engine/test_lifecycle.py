@@ -86,11 +86,27 @@ def test_a_signal_ends_the_server_cleanly(
         assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_during_start_up_leaves_nothing(
+    models: Callable[[str], Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """The children are still importing: SGLang has not bound them to their parent yet."""
+    with Server(models("gdn"), log=tmp_path / "server.log") as server:
+        deadline = time.monotonic() + 120
+        while len(family := children(server)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        server.process.send_signal(number)
+        assert server.process.wait(60) != 0
+        assert survivors(family) == []
+
+
 def test_a_start_that_fails_says_so(models: Callable[[str], Path], tmp_path: Path) -> None:
     flags = ["--max-mamba-cache-size", "2"]
-    with Server(models("gdn"), flags, log=tmp_path / "server.log") as server:
-        with pytest.raises(ServerDied, match=r"(?s)ended with status 2:.*no room for one request"):
-            server.wait_ready()
+    with (
+        Server(models("gdn"), flags, log=tmp_path / "server.log") as server,
+        pytest.raises(ServerDied, match=r"(?s)ended with status 2:.*no room for one request"),
+    ):
+        server.wait_ready()
 
 
 def test_the_quickstart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two conversations that share a system prompt, held over the OpenAI API, with what the prefix cache did beside each."""
+"""Two conversations that share a system prompt, over the OpenAI API, and what the prefix cache did beside each turn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SYSTEM_PROMPT = (
     "You are the assistant of a small research station on an island in the northern sea. Keep every answer short, name "
     "your source when you have one, and never guess a number: say that you do not know. The station keeps three logs: "
     "weather (hourly), boats (arrivals and departures) and birds (sightings with species, count and place). Times are "
-    "in UTC, distances in kilometres, temperatures in degrees Celsius. If a question needs more than one log, say which "
-    "log each part of the answer comes from. "
+    "in UTC, distances in kilometres, temperatures in degrees Celsius. If a question needs more than one log, say "
+    "which log each part of the answer comes from. "
 )
 
 QUESTIONS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -13,8 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+
+from sglang_hybrid.core.process import die_with_parent
 
 LAUNCHER = "sglang_hybrid.launch_server"
 
@@ -53,7 +55,7 @@ class Server:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=None if outlive else _die_with_parent,
+                preexec_fn=None if outlive else partial(die_with_parent, signal.SIGTERM),
                 env={**os.environ, **(environment or {})},
             )
 
@@ -112,8 +114,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    """In the child: have the kernel send SIGTERM when the parent is gone (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

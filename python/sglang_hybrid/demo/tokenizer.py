@@ -1,4 +1,4 @@
-"""A byte tokenizer with chat markers: every text round-trips, so a second turn is always a token prefix of the first."""
+"""A byte tokenizer with chat markers: every text round-trips, so a second turn always continues the first's tokens."""
 
 from __future__ import annotations
 

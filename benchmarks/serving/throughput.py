@@ -1,6 +1,6 @@
 """Start-up, prefill, decode and second turns on the CPU platform: our launcher, stock SGLang, and the cache off.
 
-    python benchmarks/serving/platform.py [--repeats N] [--model gdn-medium]
+    python benchmarks/serving/throughput.py [--repeats N] [--model gdn-medium]
 
 Stock SGLang runs on the same CPU platform with the same sizes through `python -m sglang.launch_server`; the servers run
 side by side and take turns request by request, so that a busy moment of the machine meets all of them.
@@ -127,7 +127,9 @@ def main() -> None:
     head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
     summary = summarise(result)
     print(json.dumps(summary, indent=1))
-    print(provenance.write("serving", f"platform-{options.model}", {**head, **settings, "summary": summary, **result}))
+    print(
+        provenance.write("serving", f"throughput-{options.model}", {**head, **settings, "summary": summary, **result})
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""No process is left behind: children that end when their parent does, however it ends."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_KEY = "SGLANG_HYBRID_PARENT"
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """In a child on Linux: have the kernel send signal `number` to this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def announce_parent() -> None:
+    """In a process about to spawn children: tell them, through the environment, whose children they are."""
+    os.environ[_PARENT_KEY] = str(os.getpid())
+
+
+def die_with_announced_parent() -> None:
+    """In a spawned child: `die_with_parent`, at once if the parent was gone before this line; announces itself in turn.
+
+    Python tells a spawned child its parent only after it has imported the main module, which is where this is called.
+    """
+    die_with_parent()
+    if os.environ.get(_PARENT_KEY) != str(os.getppid()):
+        os._exit(1)
+    announce_parent()
