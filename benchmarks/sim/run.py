@@ -37,7 +37,7 @@ def run(name: str, kept: Path) -> list[dict[str, Any]]:
         key = identity(cell)
         if key not in done:
             start = time.perf_counter()
-            row = {"cell": key, **run_cell(cell).as_row()}
+            row = {"cell": key, **run_cell(cell, time.process_time).as_row()}
             for column in LEFT_OUT:
                 row.pop(column, None)
             done[key] = row
@@ -78,12 +78,16 @@ def about(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "processes": 1,
+        "timer": "CPU time of the process: the machine is shared",
         "rows": rows,
     }
 
 
 def commit() -> str:
-    """Short hash of the checked-out commit."""
+    """Short hash of the checked-out commit; the file COMMIT names it in an exported tree."""
+    exported = HERE.parents[1] / "COMMIT"
+    if exported.exists():
+        return exported.read_text().strip()
     return subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
     ).stdout.strip()

@@ -1,7 +1,8 @@
 """Policies x capacities x traces x models, one process per core; ceilings are rows like any policy."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,15 +84,15 @@ def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
             raise
 
 
-def run_cell(cell: Cell) -> Outcome:
-    """Replay one cell in this process; the last traces and their indices stay loaded."""
+def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outcome:
+    """Replay one cell in this process, decisions timed by `timer`; the last traces and their indices stay loaded."""
     trace = _trace(cell.source)
     if cell.policy in CEILINGS:
         fields = _ceiling(cell, trace)
     else:
         check_capacity(cell.capacity_bytes)
         cache = open_cache(cell.policy, cell.capacity_bytes, cell.model)
-        result = replay(trace, cache, cell.capacity_bytes)
+        result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
     return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
