@@ -37,7 +37,7 @@ def run(name: str, kept: Path) -> list[dict[str, Any]]:
         key = identity(cell)
         if key not in done:
             start = time.perf_counter()
-            row = {"cell": key, **run_cell(cell, time.process_time).as_row()}
+            row = {"cell": key, "commit": commit(), **run_cell(cell, time.process_time).as_row()}
             for column in LEFT_OUT:
                 row.pop(column, None)
             done[key] = row
