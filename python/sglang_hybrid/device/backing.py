@@ -37,6 +37,7 @@ class PooledBacking:
         self._pooled: list[int] = []
         self._created = 0
         self._lock = threading.Lock()  # guards _pooled and _created: prefill may run on another thread
+        self._creating = threading.Lock()  # one creation at a time; taken before _lock
         self._bases: list[int] = []
         try:
             for size in self.plane_granules:
@@ -78,10 +79,8 @@ class PooledBacking:
                 done.append((granule, handle))
             for run in runs:
                 self.driver.allow(self.address(run.plane, run.first), run.length * self.granule_bytes)
-        except HybridError:
-            self._roll_back(done)
-            with self._lock:
-                self._pooled += reversed(handles)
+        except HybridError as error:
+            self._undo_map(done, handles, error)
             raise
         self._mapped.update(done)
 
@@ -99,10 +98,8 @@ class PooledBacking:
                 handle = self._mapped[granule]
                 self.driver.unmap(self.address(*granule), self.granule_bytes, handle)
                 done.append((granule, handle))
-        except HybridError:
-            for granule, handle in done:
-                self.driver.map(self.address(*granule), self.granule_bytes, handle)
-                self.driver.allow(self.address(*granule), self.granule_bytes)
+        except HybridError as error:
+            self._undo_unmap(done, error)
             raise
         for granule, _ in done:
             del self._mapped[granule]
@@ -117,18 +114,10 @@ class PooledBacking:
         self._require_owner()
         created = 0
         while True:
-            with self._lock:
+            with self._creating:
                 if len(self._pooled) >= pooled or self._created >= self.limit:
                     return created
-                self._created += 1
-            try:
-                handle = self.driver.create(self.granule_bytes)
-            except HybridError:
-                with self._lock:
-                    self._created -= 1
-                raise
-            with self._lock:
-                self._pooled.append(handle)
+                self._create()
             created += 1
 
     def trim(self, keep: int) -> int:
@@ -162,18 +151,57 @@ class PooledBacking:
 
     def _take(self, count: int) -> list[int]:
         with self._lock:
+            if len(self._pooled) >= count:
+                return [self._pooled.pop() for _ in range(count)]
+        with self._creating:  # a creation under way on another thread ends first, so the count is exact
             short = count - len(self._pooled)
-        if short > 0:
             if self._created + short > self.limit:
                 raise PoolExhausted(f"unmap granules first; the backing may hold {self.limit}: {self._created + short}")
-            self.prefill(count)
-        with self._lock:
-            handles = [self._pooled.pop() for _ in range(count)]
-        return handles
+            for _ in range(short):
+                self._create()
+            with self._lock:
+                return [self._pooled.pop() for _ in range(count)]
 
-    def _roll_back(self, done: Sequence[tuple[Granule, int]]) -> None:
+    def _create(self) -> None:
+        handle = self.driver.create(self.granule_bytes)
+        with self._lock:
+            self._pooled.append(handle)
+            self._created += 1
+
+    def _undo_map(self, done: Sequence[tuple[Granule, int]], handles: Sequence[int], error: HybridError) -> None:
+        """Unmap `done` and pool all `handles` again; what cannot be unmapped stays on the books as mapped."""
+        stuck = {}
         for granule, handle in done:
-            self.driver.unmap(self.address(*granule), self.granule_bytes, handle)
+            try:
+                self.driver.unmap(self.address(*granule), self.granule_bytes, handle)
+            except HybridError:
+                stuck[granule] = handle
+        self._mapped.update(stuck)
+        with self._lock:
+            self._pooled += [handle for handle in reversed(handles) if handle not in stuck.values()]
+        if stuck:
+            raise InvariantError(f"a failed map could not be undone; stop using the backing: {len(stuck)}") from error
+
+    def _undo_unmap(self, done: Sequence[tuple[Granule, int]], error: HybridError) -> None:
+        """Map `done` again; what cannot be mapped is on the books as unmapped."""
+        lost, closed = {}, 0
+        for granule, handle in done:
+            try:
+                self.driver.map(self.address(*granule), self.granule_bytes, handle)
+            except HybridError:
+                lost[granule] = handle
+                continue
+            try:
+                self.driver.allow(self.address(*granule), self.granule_bytes)
+            except HybridError:
+                closed += 1  # mapped, but nobody may touch it
+        for granule in lost:
+            del self._mapped[granule]
+        with self._lock:
+            self._pooled += lost.values()
+        if lost or closed:
+            count = len(lost) + closed
+            raise InvariantError(f"a failed unmap could not be undone; stop using the backing: {count}") from error
 
     def _free_reservations(self) -> None:
         while self._bases:

@@ -105,9 +105,13 @@ class Elastic:
         self._tick()
         if self.leases.get(lease.request_id) is not lease:
             raise InvariantError(f"finish a running request once: {lease.request_id}")
-        for key, (name, pages, _) in (keep or {}).items():
-            if not np.isin(pages, lease.pages[name]).all():
-                raise InvariantError(f"keep only pages the request holds in {name!r}: entry {key}")
+        for name, held in lease.pages.items():
+            kept = [pages for pool, pages, _ in (keep or {}).values() if pool == name]
+            chosen = np.concatenate(kept) if kept else NO_PAGES
+            if len(np.unique(chosen)) != len(chosen) or not np.isin(chosen, held).all():
+                raise InvariantError(
+                    f"keep each page of {name!r} once, and only those the request holds: {len(chosen)}"
+                )
         for key, (name, pages, value) in (keep or {}).items():
             pool = self.budget.pools[name]
             size_bytes = len(pages) * pool.layout.page_slots * pool.layout.slot_bytes
@@ -144,35 +148,38 @@ class Elastic:
 
     def _secure(self, first: Mapping[str, int], leases: Sequence[Lease]) -> list[int]:
         """Evict what `first` needs now, if all of `leases` can then still end; the keys evicted."""
-        possible = self._possible(first, leases)
+        whole = {name: sum(lease.promised[name] for lease in leases) for name in self.budget.pools}
+        if Outlook(self.budget).fits(union(first, whole)):
+            return []
+        candidates = self.entries.evictable()
+        possible = self._possible(first, leases, candidates)
         if not possible:
             transfer = self.rebalance.decide(self.budget)
             if transfer is not None:
                 apply(self.budget, transfer)
-                possible = self._possible(first, leases)
-        chosen = plan_eviction(Outlook(self.budget), first, self.entries.evictable()) if possible else None
+                possible = self._possible(first, leases, candidates)
+        chosen = plan_eviction(Outlook(self.budget), first, candidates) if possible else None
         if chosen is None:
             raise PoolExhausted(f"wait for a running request to end; the budget is in use: {dict(first)}")
         for entry in chosen:
             self._drop(self.entries.remove(entry.key))
         return [entry.key for entry in chosen]
 
-    def _possible(self, first: Mapping[str, int], leases: Sequence[Lease]) -> bool:
-        """Whether `first` and every promise of `leases` fit without the unreferenced entries; cheap answers first."""
-        outlook = Outlook(self.budget, self.entries.evictable())
+    def _possible(self, first: Mapping[str, int], leases: Sequence[Lease], candidates: Sequence[Entry]) -> bool:
+        """Whether `first` and every promise of `leases` would fit without `candidates`; the cheap answer first."""
+        outlook = Outlook(self.budget, candidates)
         if outlook.fits(first):
-            pools = list(self.budget.pools)
-            whole = {name: sum(lease.promised[name] for lease in leases) for name in pools}
+            whole = outstanding(leases, list(self.budget.pools), self.step)
             if outlook.fits(union(first, whole)):
-                return True
-            timed = any(lease.growth for lease in leases)
-            if timed and outlook.fits(union(first, outstanding(leases, pools, self.step))):
                 return True
         self.budget.refused = outlook.short
         return False
 
     def _require_possible(self, demand: Demand) -> None:
         """Raise ConfigError for a demand that an idle machine could not meet."""
+        unknown = ({*demand.now, *demand.later}) - set(self.budget.pools)
+        if unknown:
+            raise ConfigError(f"a request may need {sorted(self.budget.pools)} and nothing else: {sorted(unknown)}")
         total = 0
         for name, pool in self.budget.pools.items():
             pages = demand.now.get(name, 0) + demand.later.get(name, 0) + pool.layout.pinned_pages

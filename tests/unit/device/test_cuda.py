@@ -82,6 +82,19 @@ def test_failure_in_the_middle_of_an_unmap_is_rolled_back(cuda):
     backing.check()
 
 
+@pytest.mark.parametrize(("first", "undo"), [("cuMemSetAccess", "cuMemUnmap"), ("cuMemUnmap", "cuMemMap")])
+def test_a_driver_that_cannot_even_undo_leaves_true_books(cuda, first, undo):
+    backing = PooledBacking(CudaDriver(0, api=cuda), [4], G, limit=4)
+    if first == "cuMemUnmap":
+        backing.map([Run(0, 0, 3)])
+    ok, bad = cuda.CUresult.CUDA_SUCCESS, cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    cuda.fail = {first: [ok, bad] if first == "cuMemUnmap" else [bad], undo: [bad]}
+    with pytest.raises(InvariantError, match="could not be undone"):
+        (backing.unmap if first == "cuMemUnmap" else backing.map)([Run(0, 0, 3)])
+    assert backing.mapped_bytes == len(cuda.mapped) * G
+    backing.check()
+
+
 def test_out_of_memory_leaves_what_was_created_in_the_pool(make_cuda):
     api = make_cuda(memory=8 * G)
     backing = PooledBacking(CudaDriver(0, api=api), [16], G, limit=8)

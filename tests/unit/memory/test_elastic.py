@@ -202,8 +202,11 @@ def test_misuse_is_an_invariant_error():
     lease, _ = elastic.admit(1, Demand({"kv": 2}))
     with pytest.raises(InvariantError):
         elastic.admit(1, Demand({"kv": 1}))
-    with pytest.raises(InvariantError):
-        elastic.finish(lease, {1: ("kv", np.array([999]), 1.0)})
+    for pages in ([999], [*lease.pages["kv"][:1], *lease.pages["kv"][:1]]):
+        with pytest.raises(InvariantError, match="only those the request holds"):
+            elastic.finish(lease, {1: ("kv", np.array(pages), 1.0)})
+    with pytest.raises(ConfigError, match="nothing else"):
+        elastic.admit(2, Demand({"kvv": 1}))
     elastic.finish(lease)
     with pytest.raises(InvariantError):
         elastic.finish(lease)
