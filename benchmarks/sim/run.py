@@ -67,8 +67,8 @@ def machine() -> str:
     return f"cpu{os.cpu_count()}-{kind}"
 
 
-def about(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the numbers came to be."""
+def about(name: str) -> dict[str, Any]:
+    """How the numbers of grid `name` came to be."""
     return {
         "grid": name,
         "scope": "simulated; no model is run; requests commit on arrival; 1 GB = 1e9 bytes; capacity enforced",
@@ -79,7 +79,6 @@ def about(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "numpy": np.__version__,
         "processes": 1,
         "timer": "CPU time of the process: the machine is shared",
-        "rows": rows,
     }
 
 
@@ -97,8 +96,7 @@ def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """One row a line, so that changes of a result show as changed lines."""
     path = HERE / "results" / name / f"{datetime.date.today():%Y-%m-%d}-{machine()}-{commit()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = about(name, [])
-    head.pop("rows")
+    head = about(name)
     body = ",\n".join(json.dumps(row) for row in rows)
     path.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + body + "\n]}\n")
     return path
