@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
-from sglang_hybrid.memory.backing import Backing, count_granules
+from sglang_hybrid.memory.backing import Backing, Run, count_granules
 from sglang_hybrid.memory.columns import LIVE, UNMAPPED, WARM
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class Budget:
                 f"pool {pool.name!r} needs {cost} granules; evict or wait: {self.total - self.used} left"
             )
         if not pool.columns.all_warm(columns):
-            self._make_room(pool, columns)
-            self._map(pool, columns)
+            self._map(self._make_room(pool, columns))
         for column in columns:
             pool.columns.move(column, LIVE)
         return columns
@@ -139,10 +138,10 @@ class Budget:
         columns = pool.columns
         ahead = columns.candidates(len(columns.warm_since) + count)
         for column in [column for column in ahead if columns.state[column] == UNMAPPED][:count]:
-            missing = pool.columns.missing([column])
+            missing = columns.missing([column])
             if count_granules(missing) > self.unmapped:
                 break
-            self._map(pool, [column])
+            self._map(missing)
             pool.columns.move(column, WARM, pool.now)
             done += 1
         return done
@@ -180,24 +179,27 @@ class Budget:
                 f"the account does not add up to {self.total}: {(self.free, self.used, self.unmapped)}"
             )
 
-    def _map(self, pool: "Pool", columns: Sequence[int]) -> None:
-        missing = pool.columns.missing(columns)
+    def _map(self, missing: Sequence[Run]) -> None:
         if missing:
             self.backing.map(missing)
             self.mapped_ever += count_granules(missing)
 
-    def _make_room(self, pool: "Pool", columns: Sequence[int]) -> None:
+    def _make_room(self, pool: "Pool", columns: Sequence[int]) -> list[Run]:
+        """Unmap other WARM columns, oldest first, until what `columns` lack fits; the runs they lack."""
+        missing = pool.columns.missing(columns)
+        if count_granules(missing) <= self.unmapped:
+            return missing
+        pools = list(self.pools.values())
         chosen = set(columns)
-        while count_granules(pool.columns.missing(columns)) > self.unmapped:
-            victims = [
-                (since, order, column)
-                for order, other in enumerate(self.pools.values())
-                for column, since in other.columns.warm_since.items()
-                if other is not pool or column not in chosen
-            ]
-            if not victims:
-                raise InvariantError(f"affordable granules cannot be found: {self.free} free, {self.unmapped} unmapped")
-            for _, order, column in sorted(victims):
-                self.release(list(self.pools.values())[order], column)
-                if count_granules(pool.columns.missing(columns)) <= self.unmapped:
-                    break
+        victims = [
+            (since, order, column)
+            for order, other in enumerate(pools)
+            for column, since in other.columns.warm_since.items()
+            if other is not pool or column not in chosen
+        ]
+        for _, order, column in sorted(victims):
+            self.release(pools[order], column)
+            missing = pool.columns.missing(columns)
+            if count_granules(missing) <= self.unmapped:
+                return missing
+        raise InvariantError(f"affordable granules cannot be found: {self.free} free, {self.unmapped} unmapped")
