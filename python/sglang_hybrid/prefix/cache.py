@@ -209,11 +209,14 @@ class PrefixCache:
         while node.parent is not None:
             if self.tree.kv_only and node.state is None:
                 self.tree.attach(node, self._mark(node.end, prefill, now))
-            if node.state is not None:
-                node.state = known.get(node.end, node.state)
+            mark = node.state
+            if mark is not None:
+                shared = known.get(node.end, mark)
+                if shared is not mark:
+                    node.state = shared
+                    self.tree.changed[node.id] = node
                 if self.tree.kv_only:
-                    self._use(node, node.state, now)
-            self.tree.changed[node.id] = node
+                    self._use(node, shared, now)
             node = node.parent
 
     def _trim(self, now: float, fresh: Node[Mark] | None) -> int:

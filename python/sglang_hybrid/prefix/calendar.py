@@ -17,7 +17,7 @@ from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.prefix.candidates import FloatArray
 from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, age_bin
 
-_MOVES = 256
+_MOVES = 64
 
 
 class _Entry:
@@ -42,13 +42,17 @@ class AgingHeaps:
         self._entries: dict[int, _Entry] = {}
         self._stored = 0  # tuples in heaps and queues, stale ones included
         self._version = 0
+        self._advanced_s = -1.0  # everything due until then has moved
 
     def put(self, entry_id: int, reuse_class: int, last_s: float, density: float, now: float) -> None:
         """Add an entry or replace its class, last use (seconds) and density (> 0)."""
         entry = self._entries.get(entry_id)
         if entry is not None and entry.reuse_class == reuse_class and entry.last_s == last_s:
             if entry.density != density:
+                was_head = self._heaps[reuse_class, entry.age_bin][0][1] == entry_id
                 entry.density = density
+                if was_head:
+                    self._show_head(reuse_class, entry.age_bin)
                 self._push(entry_id, entry)
             return
         if entry is not None:
@@ -62,7 +66,7 @@ class AgingHeaps:
     def discard(self, entry_id: int) -> None:
         """Forget an entry; unknown ids are ignored."""
         entry = self._entries.pop(entry_id, None)
-        if entry is not None:
+        if entry is not None and self._heaps[entry.reuse_class, entry.age_bin][0][1] == entry_id:
             self._show_head(entry.reuse_class, entry.age_bin)
 
     def pop(self, now: float) -> int | None:
@@ -77,27 +81,40 @@ class AgingHeaps:
         return entry_id
 
     def advance(self, now: float) -> None:
-        """Move entries whose age left their bin, at most `_MOVES` of them."""
-        moves = _MOVES
-        for at_bin, queue in enumerate(self._due):
-            limit = now - EDGES_LIST[at_bin + 1]
+        """Move entries whose age left their bin, at most `_MOVES` of them; oldest first, which keeps queues sorted."""
+        if now <= self._advanced_s:
+            return
+        moves, entries, heaps = _MOVES, self._entries, self._heaps
+        for at_bin in range(BINS - 2, -1, -1):
+            queue, limit = self._due[at_bin], now - EDGES_LIST[at_bin + 1]
             while queue and queue[0][0] <= limit and moves:
-                _, entry_id, version = queue.popleft()
+                last_s, entry_id, version = queue.popleft()
                 self._stored -= 1
-                entry = self._entries.get(entry_id)
+                entry = entries.get(entry_id)
                 if entry is None or entry.version != version:
                     continue
                 moves -= 1
-                entry.age_bin = age_bin(now - entry.last_s)
-                self._show_head(entry.reuse_class, at_bin)
-                self._push(entry_id, entry)
+                reuse_class = entry.reuse_class
+                entry.age_bin = at_bin + 1 if now - last_s < EDGES_LIST[at_bin + 2] else age_bin(now - last_s)
+                if heaps[reuse_class, at_bin][0][1] == entry_id:
+                    self._show_head(reuse_class, at_bin)
+                self._enter(entry_id, entry)
                 self._schedule(entry_id, entry)
+        if moves:
+            self._advanced_s = now
 
-    def _push(self, entry_id: int, entry: _Entry) -> None:
-        heap = self._heaps.setdefault((entry.reuse_class, entry.age_bin), [])
+    def _enter(self, entry_id: int, entry: _Entry) -> None:
+        bucket = (entry.reuse_class, entry.age_bin)
+        heap = self._heaps.get(bucket)
+        if heap is None:
+            heap = self._heaps[bucket] = []
         heapq.heappush(heap, (entry.density, entry_id, entry.version))
         self._stored += 1
-        self._show_head(entry.reuse_class, entry.age_bin)
+        if heap[0][1] == entry_id:
+            self._show_head(*bucket)
+
+    def _push(self, entry_id: int, entry: _Entry) -> None:
+        self._enter(entry_id, entry)
         if self._stored > 6 * len(self._entries) + 1024:
             self._rebuild()
 

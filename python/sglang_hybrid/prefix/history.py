@@ -17,8 +17,8 @@ from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect
 
-STRIDE = 4  # age bins whose passing is counted at once
-REFRESH_EVERY = 2  # requests between two refreshes of the reuse table
+STRIDE = 2  # age bins whose passing is counted at once
+REFRESH_EVERY = 8  # requests between two refreshes of the reuse table
 HIT_LEVELS = 3
 KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
 PRIORS = tuple(KIND_PRIORS.get(kind, 1.0) for kind in Kind for _ in range(HIT_LEVELS))
@@ -111,6 +111,9 @@ class History:
             used.kind = Kind.SUPERSEDED
         self._touch(used, now)
         self._recency.move_to_end(node.id)
+        older = node.base()
+        if used.kind == Kind.SUPERSEDED and older.state is not None and older.state.kind == Kind.SUPERSEDED:
+            self._forget(older)  # long chains make every walk long; it goes on ageing, as good as never used again
 
     def _mark(self, node: Node[Mark], kind: Kind, now: float) -> Mark:
         if node.state is not None:
@@ -147,12 +150,16 @@ class History:
 
     def _evict(self) -> None:
         while self._recency and (self.tree.kv_tokens > self._max_tokens or self.tree.states > self._max_marks):
-            _, node = self._recency.popitem(last=False)
-            if node.state is not None:
-                node.state.version = -1  # no longer counted
-            self.tree.drop(node)
+            oldest = next(iter(self._recency.values()))
+            if oldest.state is not None:
+                oldest.state.version = -1  # its age is no longer counted: whether it is used again stays unknown
+            self._forget(oldest)
         self.tree.changed.clear()
         self.tree.rebased.clear()
+
+    def _forget(self, node: Node[Mark]) -> None:
+        del self._recency[node.id]
+        self.tree.drop(node)
 
     def check(self) -> None:
         """Raise InvariantError where tree, recency order or bounds disagree."""

@@ -15,11 +15,11 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.candidates import FloatArray
 
 FIRST_EDGE_S = 0.5
-EDGE_RATIO = 1.29
-BINS = 44
+EDGE_RATIO = 1.6
+BINS = 24
 EDGES_S: FloatArray = np.concatenate(([0.0], FIRST_EDGE_S * EDGE_RATIO ** np.arange(BINS - 1), [np.inf]))
 WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO))
-FIRST_GUESS = 0.05  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
+FIRST_GUESS = 0.09  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
 LEVEL_WEIGHT = 2.0  # expected events the prior level of a class is worth
 EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
 

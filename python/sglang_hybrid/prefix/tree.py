@@ -89,7 +89,7 @@ class RadixTree(Generic[S]):
     def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match[S] | None = None) -> Node[S]:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
 
-        `found`, a match of a prefix of `tokens` with the tree unchanged since, saves walking that prefix again.
+        `found`, a match of a prefix of `tokens` whose node is still in the tree, saves walking that prefix again.
         `slots`, one per token, are kept for the newly created part only. Without a checkpoint or a pin the new leaf is
         not in normal form: the caller attaches a state, pins it, or calls `settle`.
         """

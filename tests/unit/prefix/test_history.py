@@ -82,7 +82,7 @@ def test_unused_marks_are_counted_as_they_age() -> None:
     history.observe(text(2, 50), 40, 100.0)
     passed = history.table.passed[Kind.FRESH * 3]
     assert passed[0] == 1
-    assert passed[: age_bin(100.0) // 4 * 4].min() == 1
+    assert passed[: age_bin(100.0) // 2 * 2].min() == 1
     assert passed[age_bin(100.0) :].max() == 0
 
 

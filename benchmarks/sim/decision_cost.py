@@ -1,0 +1,195 @@
+"""What one decision costs: match, insert and evict against the number of cached leaves, and bytes per remembered token.
+
+    python benchmarks/sim/decision_cost.py --leaves 4000,40000,400000 --policies lru,superseded,gdsf,marconi:1,forecast
+
+A cache is filled until it holds `leaves` checkpoints and evicts on every commit; then `--requests` more are timed. A
+request is 256 tokens or more: half start with one of 64 shared beginnings of 128 tokens, half continue a recent
+sequence by 128.
+Columns, microseconds of processor time of the thread (wall time beside it; a busy machine shows there):
+`match` = lookup; `commit` = match, insert, admission, as many evictions as needed; `learn` = the part of commit spent
+in the ghost history (serving can do it after the response); `decide` = match + commit - learn.
+"""
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.cache import PrefixCache
+from sglang_hybrid.prefix.history import PRIORS, History, Sighting
+from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.sim.cache import open_cache
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from provenance import head, write
+
+MODEL = ModelSpec("unit", kv_bytes_per_token=1, checkpoint_bytes=1000, flops_per_token=1.0, flops_per_token_pair=0.0)
+SHARED_TOKENS, NEW_TOKENS, SHARED = 128, 128, 64
+PERCENTILES = (50, 90, 99)
+
+
+class Requests:
+    """An endless, seeded stream of token sequences as described above."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._shared = [self._text(SHARED_TOKENS) for _ in range(SHARED)]
+        self._recent: deque[Tokens] = deque(maxlen=256)
+
+    def _text(self, n: int) -> Tokens:
+        return self._rng.integers(0, 150_000, n, dtype=np.int32)
+
+    def next(self) -> Tokens:
+        if self._recent and self._rng.random() < 0.5:
+            start = self._recent[int(self._rng.integers(len(self._recent)))][:1024]
+        else:
+            start = self._shared[int(self._rng.integers(SHARED))]
+        tokens = np.concatenate((start, self._text(NEW_TOKENS)))
+        self._recent.append(tokens)
+        return tokens
+
+
+class TimedHistory(History):
+    """A history that adds up the time spent in it."""
+
+    spent = wall = 0.0
+
+    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
+        wall, start = time.perf_counter(), time.thread_time()
+        sighting = super().observe(tokens, n_input, now, boundaries)
+        self.spent += time.thread_time() - start
+        self.wall += time.perf_counter() - wall
+        return sighting
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    return {f"p{p}": round(float(np.percentile(values, p)) * 1e6, 1) for p in PERCENTILES}
+
+
+def timed(cache: PrefixCache, requests: Requests, count: int, clock: float) -> dict[str, Any]:
+    history = cache.history if isinstance(cache.history, TimedHistory) else TimedHistory(ReuseTable(PRIORS))
+    cpu, wall = np.zeros((count, 3)), np.zeros((count, 3))
+    for i in range(count):
+        tokens = requests.next()
+        n_input, now = int(tokens.size) - 16, clock + i * 0.01
+        history.spent = history.wall = 0.0
+        w0, c0 = time.perf_counter(), time.thread_time()
+        cache.lookup(tokens[:n_input], now)
+        c1, w1 = time.thread_time(), time.perf_counter()
+        cache.commit(tokens, n_input, now)
+        c2, w2 = time.thread_time(), time.perf_counter()
+        cpu[i] = c1 - c0, c2 - c1, history.spent
+        wall[i] = w1 - w0, w2 - w1, history.wall
+    row: dict[str, Any] = {}
+    for name, times in (("cpu_us", cpu), ("wall_us", wall)):
+        match, commit, learn = times.T
+        columns = {"match": match, "commit": commit, "learn": learn, "decide": match + commit - learn}
+        row[name] = {column: percentiles(values) for column, values in columns.items()}
+    return row
+
+
+def measure(policy: str, leaves: int, count: int, seed: int) -> dict[str, Any]:
+    requests = Requests(seed)
+    cache = open_cache(policy, leaves * (MODEL.checkpoint_bytes + NEW_TOKENS), MODEL)
+    if cache.history is not None:
+        cache.history.__class__ = TimedHistory
+    clock, committed = 0.0, 0
+    while True:
+        tokens = requests.next()
+        clock += 0.01
+        committed += 1
+        if cache.commit(tokens, int(tokens.size) - 16, clock).evicted and committed >= leaves:
+            break
+    row = timed(cache, requests, count, clock)
+    found = {"policy": policy, "leaves": leaves, "checkpoints": cache.tree.states, "nodes": cache.tree.nodes}
+    found["kv_tokens"] = cache.tree.kv_tokens
+    cache.check()
+    return found | row
+
+
+def memory(sequences: int, seed: int) -> dict[str, Any]:
+    """Bytes per token of the cache tree and of the ghost history, Python objects included (tracemalloc)."""
+    result: dict[str, Any] = {"sequences": sequences, "bound_token_bytes": 8}
+    for name in ("tree", "ghost"):
+        requests = Requests(seed)
+        tracemalloc.start()
+        tree: RadixTree[int] = RadixTree()
+        history = History(ReuseTable(PRIORS))
+        for step in range(sequences):
+            tokens = requests.next()
+            if name == "ghost":
+                history.observe(tokens, int(tokens.size) - 16, step * 0.01)
+            else:
+                leaf = tree.insert(tokens, 0.0)
+                tree.attach(leaf, 0)
+                tree.changed.clear()
+                tree.rebased.clear()
+            del tokens
+        requests._recent.clear()
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        kept = tree if name == "tree" else history.tree
+        result[name] = {
+            "tokens": kept.kv_tokens,
+            "nodes": kept.nodes,
+            "bytes_per_token": round(held / kept.kv_tokens, 2),
+            "bytes_per_node": round((held - 4 * kept.kv_tokens) / kept.nodes, 1),
+        }
+    return result
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4.5))
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        mine = [row for row in rows if row["policy"] == policy]
+        for name, style in (("p50", "-"), ("p99", "--")):
+            axis.plot(
+                [row["leaves"] for row in mine],
+                [row["cpu_us"]["decide"][name] for row in mine],
+                style,
+                marker="o",
+                label=f"{policy} {name}",
+            )
+    axis.axhline(100, color="grey", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="cached leaves", ylabel="match + insert + evict, µs of processor time")
+    axis.legend(fontsize=7, ncols=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--leaves", default="4000,40000,400000")
+    parser.add_argument("--policies", default="lru,superseded,gdsf,marconi:1,forecast")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--memory-sequences", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    rows = []
+    for policy in arguments.policies.split(","):
+        for leaves in map(int, arguments.leaves.split(",")):
+            rows.append(measure(policy, leaves, arguments.requests, arguments.seed))
+            print(policy, leaves, rows[-1]["cpu_us"], flush=True)
+    result = head("numpy") | {"seed": arguments.seed, "requests": arguments.requests, "columns": __doc__, "rows": rows}
+    result["memory"] = memory(arguments.memory_sequences, arguments.seed)
+    print(result["memory"])
+    path = write("sim", "decision_cost", result)
+    plot(rows, path.with_suffix(".png"))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
