@@ -78,16 +78,21 @@ def ratio(
     return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
 
 
-def start(folder: Path, logs: Path, stack: ExitStack) -> tuple[dict[str, Client], dict[str, list[float]]]:
-    """Start every server twice (the second start is the one that stays); returns clients and start-up seconds."""
-    clients, seconds = {}, {}
-    for name, (launcher, flags, environment) in SERVERS.items():
-        with Server(folder, flags, log=logs / f"{name}-0.log", environment=environment, launcher=launcher) as server:
-            seconds[name] = [server.wait_ready()]
-        server = Server(folder, flags, log=logs / f"{name}-1.log", environment=environment, launcher=launcher)
-        clients[name] = Client(stack.enter_context(server))
-        seconds[name].append(server.wait_ready())
-        print(f"{name}: ready after {seconds[name]} s", flush=True)
+def start(
+    folder: Path, logs: Path, stack: ExitStack, repeats: int = 4
+) -> tuple[dict[str, Client], dict[str, list[float]]]:
+    """Start every server `repeats` times in turn; the last ones stay. Returns clients and start-up seconds."""
+    clients: dict[str, Client] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in SERVERS}
+    for repeat in range(repeats):
+        for name, (launcher, flags, environment) in SERVERS.items():
+            server = Server(folder, flags, log=logs / f"{name}.log", environment=environment, launcher=launcher)
+            with ExitStack() as once:
+                clients[name] = Client((stack if repeat == repeats - 1 else once).enter_context(server))
+                seconds[name].append(server.wait_ready())
+        print(
+            f"start-up {repeat + 1}/{repeats}: { {name: round(s[-1], 1) for name, s in seconds.items()} }", flush=True
+        )
     return clients, seconds
 
 
@@ -109,7 +114,7 @@ def summarise(result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--model", default="gdn", help=f"demo model: {', '.join(model.PRESETS)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:

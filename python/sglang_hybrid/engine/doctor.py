@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.plugin import activate_platform
+from sglang_hybrid.engine import cpu
 
 _PACKAGES = (
     "torch",
@@ -65,7 +65,8 @@ def _device() -> Finding:
         name = torch.cuda.get_device_name(0)
         return Finding("device", f"{torch.cuda.device_count()} x {name}, CUDA {torch.version.cuda}")
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    activate_platform()
+    if os.environ["SGLANG_USE_CPU_ENGINE"] == "1":
+        cpu.install()
     problem = None
     if shutil.which("nvidia-smi"):
         problem = "an NVIDIA driver is here but this PyTorch cannot use it; run scripts/setup --profile cuda"
@@ -95,6 +96,8 @@ def _entry_points() -> Finding:
 def _cpu_stand_ins() -> Finding:
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         return Finding("CPU platform", "not active, this is a GPU machine")
+    if shutil.which("lscpu") is None:
+        return Finding("CPU platform", "no lscpu", "SGLang asks it for cores; install util-linux")
     import sgl_kernel
 
     return Finding("CPU platform", f"sgl_kernel {getattr(sgl_kernel, '__version__', 'unknown')}")
