@@ -19,9 +19,18 @@ from sglang_hybrid.prefix.tree_check import expect
 
 STRIDE = 2  # age bins whose passing is counted at once
 REFRESH_EVERY = 8  # requests between two refreshes of the reuse table
-HIT_LEVELS = 3
+GAP_LEVELS = 8
+LEVELS = 2 + GAP_LEVELS  # never used, used once, then by mean gap: below 2 s, 4 s, 8 s ...
 KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
-PRIORS = tuple(KIND_PRIORS.get(kind, 1.0) for kind in Kind for _ in range(HIT_LEVELS))
+
+
+def prior(kind: Kind, level: int) -> float:
+    """Hazard relative to the pooled one before anything was learned: superseded ends low, popular marks by their gap."""
+    popular = 1.0 if level < 2 else min(8.0, max(0.5, 64.0 / 2.0 ** (level - 1)))
+    return KIND_PRIORS.get(kind, 1.0) * popular
+
+
+PRIORS = tuple(prior(kind, level) for kind in Kind for level in range(LEVELS))
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ class History:
         """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
         if mark.last_s < now:
             self._record_use(mark, now)
+            mark.use(now)
             self._touch(mark, now)
 
     def seed(self, tokens: Tokens, now: float) -> None:
@@ -104,7 +114,7 @@ class History:
     def _use(self, node: Node[Mark], used: Mark, now: float) -> None:
         """Count the reuse of a mark; an end becomes superseded, or a branch once it was used again after that."""
         self._record_use(used, now)
-        used.hits += 1
+        used.use(now)
         if used.kind in (Kind.DECLARED, Kind.SUPERSEDED):
             used.kind = Kind.BRANCH
         elif used.kind != Kind.BRANCH:
@@ -127,7 +137,6 @@ class History:
     def _touch(self, mark: Mark, now: float) -> None:
         self._uses += 1
         mark.version = self._uses
-        mark.last_s = now
         mark.reuse_class = reuse_class(mark)
         self._due[0].append((now, mark, mark.version))
 
@@ -183,5 +192,8 @@ def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
 
 
 def reuse_class(mark: Mark) -> int:
-    """The reuse class of a mark: its kind, and whether it was used never, once or more often."""
-    return mark.kind * HIT_LEVELS + min(mark.hits, HIT_LEVELS - 1)
+    """The reuse class of a mark: its kind, and its popularity once it was used twice."""
+    level = min(mark.hits, 2)
+    if level == 2:
+        level += min(max(int(mark.gap_s).bit_length() - 1, 0), GAP_LEVELS - 1)
+    return mark.kind * LEVELS + level

@@ -14,19 +14,30 @@ class Kind(IntEnum):
     DECLARED = 5  # a boundary the caller named, not reused so far
 
 
+GAPS_AVERAGED = 16
+
+
 class Mark:
     """A restart position: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
 
     `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
-    `reuse_class` indexes the reuse table. `version` belongs to the history: it changes with every use there.
+    `gap_s` averages the last gaps between uses, `reuse_class` indexes the reuse table. `version` belongs to the
+    history: it changes with every use there.
     """
 
-    __slots__ = ("hits", "kind", "last_s", "reuse_class", "touch", "version")
+    __slots__ = ("gap_s", "hits", "kind", "last_s", "reuse_class", "touch", "version")
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
         self.kind = kind
         self.hits = 0
+        self.gap_s = 0.0
         self.last_s = last_s
         self.touch = touch
         self.reuse_class = 0
         self.version = 0
+
+    def use(self, now: float) -> None:
+        """Count one use at `now` seconds: hits, mean gap, last use."""
+        self.hits += 1
+        self.gap_s += (now - self.last_s - self.gap_s) / min(self.hits, GAPS_AVERAGED)
+        self.last_s = now

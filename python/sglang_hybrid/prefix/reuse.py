@@ -38,7 +38,7 @@ class ReuseTable:
     change is learned anew. `refresh` recomputes one class, some tens of microseconds.
     """
 
-    def __init__(self, priors: Sequence[float], shrinkage: float = 200.0, half_life: float = 4000.0) -> None:
+    def __init__(self, priors: Sequence[float], shrinkage: float = 80.0, half_life: float = 4000.0) -> None:
         if not priors or shrinkage <= 0 or half_life <= 0:
             raise ConfigError(
                 f"name classes, a shrinkage > 0 and a half life > 0: {len(priors)}, {shrinkage}, {half_life}"

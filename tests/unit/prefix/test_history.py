@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.history import PRIORS, History
+from sglang_hybrid.prefix.history import LEVELS, PRIORS, History
 from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.reuse import ReuseTable, age_bin
 from sglang_hybrid.prefix.tokens import Tokens
@@ -26,7 +26,7 @@ def test_a_continued_conversation_supersedes_its_end() -> None:
     assert second.marks == ((100, first.tip),)
     assert (first.tip.kind, first.tip.hits, second.tip.kind) == (Kind.SUPERSEDED, 1, Kind.APPENDED)
     assert history.table.events.sum() == 1
-    assert history.table.events[Kind.FRESH * 3, age_bin(7.0)] == 1
+    assert history.table.events[Kind.FRESH * LEVELS, age_bin(7.0)] == 1
     history.check()
 
 
@@ -80,7 +80,7 @@ def test_unused_marks_are_counted_as_they_age() -> None:
     history = fresh()
     history.observe(text(1, 50), 40, 0.0)
     history.observe(text(2, 50), 40, 100.0)
-    passed = history.table.passed[Kind.FRESH * 3]
+    passed = history.table.passed[Kind.FRESH * LEVELS]
     assert passed[0] == 1
     assert passed[: age_bin(100.0) // 2 * 2].min() == 1
     assert passed[age_bin(100.0) :].max() == 0
