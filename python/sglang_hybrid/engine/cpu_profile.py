@@ -17,7 +17,10 @@ _LEAST_TOKENS_PER_STATE = 64
 
 
 def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: str) -> dict[str, Any]:
-    """SGLang flags to add where the user gave none, for activations of type `dtype`; raises ConfigError if the budget holds not one request."""
+    """SGLang flags to add where the user gave none, for activations of type `dtype`.
+
+    Raises ConfigError if the budget holds not one request.
+    """
     chosen: dict[str, Any] = {
         "device": "cpu",
         "attention_backend": "torch_native",

@@ -1,0 +1,69 @@
+"""The `sglang-hybrid` command and the benchmark client: dispatch, exit status, messages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sglang_hybrid import cli
+from sglang_hybrid.engine import compat, doctor
+
+
+def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    usage = capsys.readouterr().out
+    assert all(f"\n  {command} " in usage for command in cli.COMMANDS)
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serf"]) == 2
+    assert capsys.readouterr().err.endswith("spec, doctor: serf\n")
+
+
+def test_spec_shows_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["spec", "marconi-7b"]) == 0
+    shown = capsys.readouterr().out
+    assert "65,536 bytes" in shown
+    assert "26,787,840 bytes" in shown
+    assert cli.main(["spec", "no/such"]) == 2
+    assert cli.main(["spec"]) == 2
+
+
+def test_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0, capsys.readouterr().out
+    assert f"{importlib.metadata.version('sglang')}, every door is there" in capsys.readouterr().out
+
+
+def test_doctor_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compat, "DOORS", ("sglang.gone:door",))
+    monkeypatch.setenv("SGLANG_PLUGINS", "another")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert cli.main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert f"install sglang=={compat.PRIMARY}: sglang.gone:door" in shown
+    assert "SGLANG_PLUGINS must name sglang_hybrid: another" in shown
+    assert "install util-linux" in shown
+
+
+def test_findings_read_as_one_line() -> None:
+    assert str(doctor.Finding("memory", "1 GB", "buy more")) == (
+        "PROBLEM  memory             1 GB\n         -> buy more"
+    )
+
+
+def test_bench_serving_is_sglangs_benchmark() -> None:
+    """Same flags: the help of ours is the help of SGLang's."""
+    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
+    shown = [
+        subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=120, env=environment
+        ).stdout.split("options:", 1)[1]
+        for module in ("sglang_hybrid.bench_serving", "sglang.benchmark.serving")
+    ]
+    assert shown[0] == shown[1]
+    assert "--dataset-name" in shown[0]
