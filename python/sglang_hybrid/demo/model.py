@@ -54,7 +54,10 @@ def _write(folder: Path, preset: str, weights: Path | None) -> None:
 
     cpu.install()  # transformers imports torchvision, whose published wheel does not load beside a CPU torch
     import torch
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # no advice on kernels: the model is built here, not run
+    logging.disable_progress_bar()
     torch.manual_seed(SEED)
     model = PRESETS[preset]()
     _initialise(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -137,6 +138,7 @@ def _write(path: Path, rows: list[conversation.Row], ok: bool, ready_seconds: fl
     result: dict[str, Any] = {
         "version": __version__,
         "ok": ok,
+        "setup_seconds": int(os.environ.get("SGLANG_HYBRID_SETUP_SECONDS", "0")),
         "ready_seconds": round(ready_seconds, 3),
         "total_seconds": round(total_seconds, 3),
         "requests": [{**asdict(row), "behind_tokens": row.behind_tokens, "reason": row.reason} for row in rows],
