@@ -3,6 +3,7 @@
 python benchmarks/sim/tables.py [GRID ...]
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ def newest(grid: str) -> dict[str, Any]:
     """The most recent result file of a grid."""
     files = sorted((HERE / "results" / grid).glob("*.json"), key=lambda p: (p.name[:10], p.stat().st_mtime))
     if not files:
-        raise SystemExit(f"no results yet; run: python benchmarks/sim/run.py {grid}")
+        raise FileNotFoundError(f"no results yet; run: python benchmarks/sim/run.py {grid}")
     return dict(json.loads(files[-1].read_text()))
 
 
@@ -64,6 +65,7 @@ def ratio_table(rows: list[dict[str, Any]]) -> str:
     for trace, _, rates, _ in groups(rows):
         found.setdefault(workload(trace), []).append(rates)
     head = ["workload", "cells", "/ marconi", "target", "/ best alpha", "/ lru", "worst points vs lru", "gap closed %"]
+    head += ["clairvoyant / marconi", "bound / marconi"]
     lines = [_line(head), _line(["---"] * len(head))]
     for name, cells in found.items():
         ratio = fmean(r["forecast"] / r["marconi"] for r in cells)
@@ -80,6 +82,7 @@ def ratio_table(rows: list[dict[str, Any]]) -> str:
                     f"{fmean(r['forecast'] / r['lru'] for r in cells):.2f}",
                     f"{100 * min(r['forecast'] - r['lru'] for r in cells):+.1f}",
                     f"{100 * closed:.0f}",
+                    *(f"{fmean(r[top] / r['marconi'] for r in cells):.2f}" for top in ("clairvoyant", "bound")),
                 ]
             )
         )
@@ -179,7 +182,8 @@ def fill_readme() -> None:
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->")
         if mark and end:
-            text = before + mark + table() + "\n" + end + after
+            with contextlib.suppress(FileNotFoundError):  # a grid that has not run keeps what stands there
+                text = before + mark + table() + "\n" + end + after
     path.write_text(text)
 
 

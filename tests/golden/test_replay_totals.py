@@ -1,0 +1,66 @@
+"""Exact totals of small seeded replays: any change of a trace, a ceiling or a decision shows here as another integer.
+
+A change that is meant changes the numbers below, in the same commit, with its reason.
+"""
+
+import zlib
+
+import pytest
+
+from sglang_hybrid.core.spec import preset
+from sglang_hybrid.sim import Trace, open_cache, replay
+from sglang_hybrid.sim.ceilings import Clairvoyant
+from sglang_hybrid.sim.reuse import ReuseIndex
+from sglang_hybrid.sim.workloads import parse
+
+MODEL = preset("marconi-7b")
+POLICIES = ("lru", "superseded", "vllm+", "marconi:0.5", "marconi", "forecast")
+
+# workload: requests, input tokens, checksum of all tokens, reusable tokens
+TRACES = {
+    "sharegpt?seed=7&sessions=12": (172, 152223, 2126077812, 147365),
+    "lmsys?seed=7&sessions=8": (145, 618381, 316105316, 611993),
+    "agentic?seed=7&sessions=8": (164, 2149343, 177302990, 1995590),
+    "swebench?seed=7&sessions=8": (245, 2453711, 42672014, 1156569),
+    "fewshot?seed=7&requests=200": (200, 427342, 2885107641, 311757),
+    "rag?seed=7&requests=120": (120, 430094, 1630959497, 170128),
+    "mixed?seed=7&sessions=4": (771, 2412443, 1812892186, 2092655),
+    "phases?seed=7&sessions=4": (270, 1719847, 504305809, 880705),
+}
+
+# (workload, capacity in GB): tokens skipped by a clairvoyant, then by each of POLICIES
+HITS = {
+    ("sharegpt?seed=7&sessions=12", 0.5): (120485, 74156, 84470, 12779, 75610, 82505, 103202),
+    ("lmsys?seed=7&sessions=8", 1.0): (465500, 354144, 366332, 98824, 355879, 349061, 338646),
+    ("agentic?seed=7&sessions=8", 2.0): (884034, 501146, 505663, 249216, 495795, 501146, 776806),
+    ("swebench?seed=7&sessions=8", 3.0): (1137144, 364468, 365638, 60161, 309840, 244343, 1035081),
+    ("fewshot?seed=7&requests=200", 1.0): (260289, 77371, 77371, 12800, 94095, 89914, 210422),
+    ("rag?seed=7&requests=120", 1.0): (115939, 52234, 52234, 47712, 51184, 52234, 72073),
+    ("mixed?seed=7&sessions=4", 2.0): (894284, 360431, 368451, 130784, 330110, 407114, 694460),
+    ("phases?seed=7&sessions=4", 1.0): (621987, 125446, 127257, 58192, 124885, 118704, 524024),
+}
+
+
+def checksum(trace: Trace) -> int:
+    crc = 0
+    for r in trace.requests:
+        crc = zlib.crc32(r.tokens.astype("<i4").tobytes(), crc)
+    return crc
+
+
+@pytest.mark.parametrize("text", TRACES)
+def test_the_trace_is_the_one_that_was_committed(text: str) -> None:
+    trace = parse(text)
+    seen = int(ReuseIndex(trace).seen_tokens.sum())
+    assert (len(trace), trace.n_input_tokens, checksum(trace), seen) == TRACES[text]
+
+
+@pytest.mark.parametrize(("text", "gb"), HITS)
+def test_every_policy_skips_exactly_as_many_tokens_as_before(text: str, gb: float) -> None:
+    trace, capacity = parse(text), round(gb * 1e9)
+    found = [int(Clairvoyant(ReuseIndex(trace), capacity, MODEL).hits().sum())]
+    for policy in POLICIES:
+        result = replay(trace, open_cache(policy, capacity, MODEL), capacity)
+        result.check()
+        found.append(int(result.hit_tokens.sum()))
+    assert tuple(found) == HITS[text, gb]
