@@ -13,11 +13,11 @@ from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.snapshot import Snapshot, load
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
-from sglang_hybrid.prefix.tree import Match, RadixTree
+from sglang_hybrid.prefix.tree import REBASED_CHILDREN, Match, RadixTree
 from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect, walk
 
-REPRICED_DESCENDANTS = 32
+REPRICED_DESCENDANTS = REBASED_CHILDREN
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class PrefixCache:
         """
         tree = self.tree
         if tree.rebased:
-            stack = [node for node in tree.rebased.values() if node.parent is not None][:REPRICED_DESCENDANTS]
+            stack = [node for node in tree.rebased.values() if node.parent is not None]
             budget = REPRICED_DESCENDANTS
             while stack and budget:
                 node = stack.pop()

@@ -1,7 +1,7 @@
 """An index for scores of the form `rate[class, age bin] * density`, where only the age changes by itself.
 
 Entries live in one heap per (class, age bin), ordered by density; within a bucket the order does not change with time,
-so the victim is the head with the lowest `rate * density` over all buckets. A queue per age bin, in order of last use,
+so the victim is the head with the lowest `rate * density` over all buckets. A second heap per age bin, by last use,
 moves entries on as they age: each moves at most BINS times between two uses. `put` and `pop` are O(log n) amortised.
 
 Exactness: the victim is the exact argmin of the batch scores, provided every density was put again when it changed and
@@ -9,7 +9,6 @@ no more than `_MOVES` entries fell due since the last call (the rest stay in the
 """
 
 import heapq
-from collections import deque
 
 import numpy as np
 
@@ -38,9 +37,9 @@ class AgingHeaps:
         self._rates = rates
         self._heads: FloatArray = np.full(rates.shape, np.inf)
         self._heaps: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
-        self._due: list[deque[tuple[float, int, int]]] = [deque() for _ in range(BINS - 1)]
+        self._due: list[list[tuple[float, int, int]]] = [[] for _ in range(BINS - 1)]  # heaps by last use
         self._entries: dict[int, _Entry] = {}
-        self._stored = 0  # tuples in heaps and queues, stale ones included
+        self._stored = 0  # tuples in both kinds of heaps, stale ones included
         self._version = 0
         self._advanced_s = -1.0  # everything due until then has moved
 
@@ -55,6 +54,7 @@ class AgingHeaps:
                     self._show_head(reuse_class, entry.age_bin)
                 self._push(entry_id, entry)
             return
+        self.advance(now)
         if entry is not None:
             self.discard(entry_id)
         self._version += 1
@@ -81,14 +81,14 @@ class AgingHeaps:
         return entry_id
 
     def advance(self, now: float) -> None:
-        """Move entries whose age left their bin, at most `_MOVES` of them; oldest first, which keeps queues sorted."""
+        """Move entries whose age left their bin, at most `_MOVES` of them, oldest first."""
         if now <= self._advanced_s:
             return
         moves, entries, heaps = _MOVES, self._entries, self._heaps
         for at_bin in range(BINS - 2, -1, -1):
             queue, limit = self._due[at_bin], now - EDGES_LIST[at_bin + 1]
             while queue and queue[0][0] <= limit and moves:
-                last_s, entry_id, version = queue.popleft()
+                last_s, entry_id, version = heapq.heappop(queue)
                 self._stored -= 1
                 entry = entries.get(entry_id)
                 if entry is None or entry.version != version:
@@ -120,11 +120,8 @@ class AgingHeaps:
 
     def _schedule(self, entry_id: int, entry: _Entry) -> None:
         if entry.age_bin < BINS - 1:
-            queue = self._due[entry.age_bin]
-            queue.append((entry.last_s, entry_id, entry.version))
+            heapq.heappush(self._due[entry.age_bin], (entry.last_s, entry_id, entry.version))
             self._stored += 1
-            if len(queue) > 1 and queue[-2][0] > entry.last_s:  # put again after a lock: rare, keeps the queue sorted
-                self._due[entry.age_bin] = deque(sorted(queue))
 
     def _show_head(self, reuse_class: int, at_bin: int) -> None:
         heap = self._heaps.get((reuse_class, at_bin))
@@ -141,7 +138,7 @@ class AgingHeaps:
     def _rebuild(self) -> None:
         self._heaps.clear()
         self._heads.fill(np.inf)
-        self._due = [deque() for _ in range(BINS - 1)]
+        self._due = [[] for _ in range(BINS - 1)]
         for entry_id, entry in sorted(self._entries.items(), key=lambda item: item[1].last_s):
             heap = self._heaps.setdefault((entry.reuse_class, entry.age_bin), [])
             heap.append((entry.density, entry_id, entry.version))

@@ -25,7 +25,7 @@ KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
 
 
 def prior(kind: Kind, level: int) -> float:
-    """Hazard relative to the pooled one before anything was learned: superseded ends low, popular marks by their gap."""
+    """Hazard relative to the pooled one before anything was learned: superseded ends low, popular by gap."""
     popular = 1.0 if level < 2 else min(8.0, max(0.5, 64.0 / 2.0 ** (level - 1)))
     return KIND_PRIORS.get(kind, 1.0) * popular
 

@@ -8,10 +8,11 @@ priced at zero.
 
 The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names what
 changed since the caller last cleared it: in `changed` the nodes with other children, checkpoint, edge or locks, in
-`rebased` the topmost nodes below which the nearest checkpoint above is another one.
+`rebased` the topmost nodes below which the nearest checkpoint above is another one (`REBASED_CHILDREN` per change).
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic
 
 import numpy as np
@@ -20,6 +21,7 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.node import Node, S, Slots
 from sglang_hybrid.prefix.tokens import Tokens, common_prefix, owned
 
+REBASED_CHILDREN = 32
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -253,7 +255,7 @@ class RadixTree(Generic[S]):
         self.changed[node.id] = node
 
     def _rebase(self, node: Node[S]) -> None:
-        for child in node.children.values():
+        for child in islice(node.children.values(), REBASED_CHILDREN):
             self.rebased[child.id] = child
 
     def _add_locks(self, node: Node[S], by: int) -> None:
