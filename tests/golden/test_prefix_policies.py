@@ -18,15 +18,15 @@ MODEL = ModelSpec(
 CAPACITY_BYTES = 1_500_000
 INPUT_TOKENS = 442_624
 GOLDEN = {
-    "lru": 230_577,
-    "superseded": 249_737,
-    "vllm+": 62_595,
-    "sglang-chunks": 181_565,
-    "gdsf": 237_648,
-    "marconi": 219_444,
-    "marconi-regret": 235_614,
+    "lru": 228_432,
+    "superseded": 247_089,
+    "vllm+": 57_017,
+    "sglang-chunks": 179_407,
+    "gdsf": 239_643,
+    "marconi": 221_388,
+    "marconi-regret": 238_780,
     "forecast": 260_380,
-    "marconi:0": 230_526,
+    "marconi:0": 229_538,
     "marconi:1": 234_451,
 }
 

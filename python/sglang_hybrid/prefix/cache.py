@@ -68,6 +68,7 @@ class PrefixCache:
         self._nodes: dict[int, Node[Mark]] = {}
         self._now = -math.inf
         self._uses = 0
+        self._held: dict[int, Node[Mark]] = {}  # not evictable while this request makes room for them
 
     def used_bytes(self) -> int:
         """Bytes of KV and checkpoints held."""
@@ -171,9 +172,9 @@ class PrefixCache:
                 self.tree.attach(node, self._mark(at, prefill, now))
         self._adopt(leaf, prefill, now)
         if not self._bypass:
-            self.tree.lock(leaf)
+            self._held = {node.id: node for node in self.tree.changed.values() if node.state is not None}
         self._reindex()
-        return self._trim(now, None if self._bypass else leaf)
+        return self._trim(now)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
@@ -219,15 +220,13 @@ class PrefixCache:
                     self._use(node, shared, now)
             node = node.parent
 
-    def _trim(self, now: float, fresh: Node[Mark] | None) -> int:
-        """Evict down to the capacity; the locked path to `fresh` goes last, when the rest was not enough."""
+    def _trim(self, now: float) -> int:
+        """Evict down to the capacity; what this request made or used goes last, when the rest was not enough."""
         evicted = 0
         while self.used_bytes() > self.capacity_bytes:
             victim = self._index.pop(now)
-            if victim is None and fresh is not None:
-                self.tree.unlock(fresh)
-                self._reindex()
-                fresh = None
+            if victim is None and self._held:
+                self._release()
                 continue
             if victim is None:
                 raise InvariantError(
@@ -243,10 +242,16 @@ class PrefixCache:
                 self.tree.drop(node)
             evicted += 1
             self._reindex()
-        if fresh is not None:
-            self.tree.unlock(fresh)
-            self._reindex()
+        if self._held:
+            self._release()
         return evicted
+
+    def _release(self) -> None:
+        """Make what this request made or used evictable again."""
+        for node in self._held.values():
+            self.tree.changed[node.id] = node
+        self._held = {}
+        self._reindex()
 
     def _reindex(self) -> None:
         """Put or discard every node the tree reports as changed, and those priced relative to it.
@@ -271,7 +276,7 @@ class PrefixCache:
 
     def _put(self, node: Node[Mark]) -> None:
         evictable = node.is_leaf if self.tree.kv_only else node.state is not None
-        if node.parent is None or node.locks or not evictable:
+        if node.parent is None or node.locks or not evictable or node.id in self._held:
             if self._nodes.pop(node.id, None) is not None:
                 self._index.discard(node.id)
             return

@@ -13,7 +13,7 @@ changed since the caller last cleared it: in `changed` the nodes with other chil
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ REBASED_CHILDREN = 32
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class Match(Generic[S]):
+class Match(NamedTuple, Generic[S]):
     """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can restart at `restart_tokens` <= `kv_tokens`.
 
     `node` is the deepest node that matched completely, `partial` the child whose edge matched only in part (or None),
