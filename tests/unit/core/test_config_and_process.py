@@ -1,0 +1,82 @@
+"""Configuration that travels to child processes, and children that end with their parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sglang_hybrid.core.clock import LogicalClock, MonotonicClock
+from sglang_hybrid.core.config import HybridConfig, read_mapping
+from sglang_hybrid.core.errors import ConfigError
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline().strip(), flush=True)
+import time; time.sleep(60)
+"""
+CHILD = """
+from sglang_hybrid.core.process import die_with_parent
+die_with_parent()
+print("bound", flush=True)
+import time; time.sleep(60)
+"""
+
+
+def test_a_child_dies_with_a_killed_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, said = parent.stdout.readline().split()
+        assert said == "bound"
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 10
+        while _runs(int(pid)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not _runs(int(pid))
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_spawned_child_without_its_announced_parent_exits_at_once() -> None:
+    code = "from sglang_hybrid.core.process import die_with_announced_parent as d; d(); print('went on')"
+    for parent, status in ((str(os.getpid()), 0), ("1", 1)):
+        environment = {**os.environ, "SGLANG_HYBRID_PARENT": parent}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert (done.returncode, "went on" in done.stdout) == (status, status == 0)
+
+
+def test_configuration_survives_the_environment() -> None:
+    config = HybridConfig(backend="stock", cpu_memory_gb=0.25, cpu_threads=3)
+    assert HybridConfig.from_json(config.to_json()) == config
+    assert config.cpu_memory_bytes == 250_000_000
+
+
+def test_inline_configuration_may_be_json_or_yaml() -> None:
+    assert read_mapping('{"cpu_threads": 1}') == read_mapping("{cpu_threads: 1}") == {"cpu_threads": 1}
+
+
+@pytest.mark.parametrize("value", [True, "1", 1.5])
+def test_a_whole_number_is_a_whole_number(value: object) -> None:
+    with pytest.raises(ConfigError, match="cpu_threads must be of type int"):
+        HybridConfig.from_mapping({"cpu_threads": value})
+
+
+def test_clocks_never_go_back() -> None:
+    clock = LogicalClock(5.0)
+    assert clock.advance(0.5) == clock.now() == 5.5
+    with pytest.raises(ValueError, match="cannot go backwards: -1"):
+        clock.advance(-1)
+    wall = MonotonicClock()
+    assert wall.now() <= wall.now()
