@@ -79,7 +79,7 @@ def ratio(
 
 
 def start(
-    folder: Path, logs: Path, stack: ExitStack, repeats: int = 4
+    folder: Path, logs: Path, stack: ExitStack, repeats: int = 3
 ) -> tuple[dict[str, Client], dict[str, list[float]]]:
     """Start every server `repeats` times in turn; the last ones stay. Returns clients and start-up seconds."""
     clients: dict[str, Client] = {}
