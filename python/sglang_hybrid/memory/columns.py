@@ -4,7 +4,6 @@ Ownership: a column is UNMAPPED (no memory of its own), WARM (mapped, no live pa
 one live page). A granule is mapped while a WARM or LIVE column touches it, and *used* while a LIVE one does.
 """
 
-import heapq
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -33,7 +32,7 @@ class Columns:
         self.layout = layout
         self.exclusive = layout.exclusive
         self.column_granules = layout.column_granules
-        self.state = [UNMAPPED] * layout.columns
+        self.state = bytearray([UNMAPPED]) * layout.columns
         self.live_columns = 0
         self.used_granules = 0
         self.mapped_granules = 0
@@ -42,7 +41,6 @@ class Columns:
         for planes in layout.planes:
             self._groups.append(_Group(layout, planes, first_plane))
             first_plane += planes.count
-        self._unmapped = list(range(layout.columns))  # heaps: the lowest index first keeps neighbours together
 
     def candidates(self, count: int) -> list[int]:
         """The `count` columns to use next; fewer if there are fewer.
@@ -50,18 +48,18 @@ class Columns:
         WARM ones, which cost no driver call, then UNMAPPED ones, lowest index first. Where columns share granules the
         order is by index alone: neighbours stay together, and the cost does not depend on what else was unmapped.
         """
-        warm = heapq.nsmallest(count, self.warm_since)
-        if self.exclusive and len(warm) == count:
-            return warm
-        unmapped: list[int] = []
-        heap = self._unmapped
-        while heap and len(unmapped) < count:
-            column = heapq.heappop(heap)
-            if self.state[column] == UNMAPPED and (not unmapped or column != unmapped[-1]):
-                unmapped.append(column)
-        for column in unmapped:
-            heapq.heappush(heap, column)
-        return (warm + unmapped if self.exclusive else sorted(warm + unmapped))[:count]
+        warm = self._lowest(WARM, count)
+        if self.exclusive:
+            return warm + self._lowest(UNMAPPED, count - len(warm))
+        return sorted(warm + self._lowest(UNMAPPED, count))[:count]
+
+    def _lowest(self, state: int, count: int) -> list[int]:
+        """The `count` columns in `state` of lowest index, which keeps neighbours together."""
+        found: list[int] = []
+        at = -1
+        while len(found) < count and (at := self.state.find(state, at + 1)) >= 0:
+            found.append(at)
+        return found
 
     def least(self, count: int) -> int:
         """Granules that `count` columns of an empty pool use: the first ones, side by side."""
@@ -124,25 +122,35 @@ class Columns:
         was = self.state[column]
         if was == to or (was == LIVE and to == UNMAPPED):
             raise InvariantError(f"pool {self.layout.name!r}: column {column} cannot go from {was} to {to}")
-        for group in self._groups:
-            for granule in group.spans[column]:
-                self._count(group, granule, was, to)
+        if self.exclusive:
+            self._exclusive_move(column, was, to)
+        else:
+            self._shared_move(column, was, to)
         self.state[column] = to
         self.live_columns += (to == LIVE) - (was == LIVE)
         if was == WARM:
             del self.warm_since[column]
         if to == WARM:
             self.warm_since[column] = now
-        elif to == UNMAPPED:
-            heapq.heappush(self._unmapped, column)
 
-    def _count(self, group: _Group, granule: int, was: int, to: int) -> None:
-        live, warm, planes = group.live, group.warm, group.planes.count
-        used, mapped = live[granule] > 0, live[granule] + warm[granule] > 0
-        live[granule] += (to == LIVE) - (was == LIVE)
-        warm[granule] += (to == WARM) - (was == WARM)
-        self.used_granules += planes * ((live[granule] > 0) - used)
-        self.mapped_granules += planes * ((live[granule] + warm[granule] > 0) - mapped)
+    def _exclusive_move(self, column: int, was: int, to: int) -> None:
+        """No other column touches its granules: they follow its state."""
+        for group in self._groups:
+            for granule in group.spans[column]:
+                group.live[granule] = to == LIVE
+                group.warm[granule] = to == WARM
+        self.used_granules += self.column_granules * ((to == LIVE) - (was == LIVE))
+        self.mapped_granules += self.column_granules * ((was == UNMAPPED) - (to == UNMAPPED))
+
+    def _shared_move(self, column: int, was: int, to: int) -> None:
+        for group in self._groups:
+            live, warm, planes = group.live, group.warm, group.planes.count
+            for granule in group.spans[column]:
+                used, mapped = live[granule] > 0, live[granule] + warm[granule] > 0
+                live[granule] += (to == LIVE) - (was == LIVE)
+                warm[granule] += (to == WARM) - (was == WARM)
+                self.used_granules += planes * ((live[granule] > 0) - used)
+                self.mapped_granules += planes * ((live[granule] + warm[granule] > 0) - mapped)
 
     def mapped_runs(self) -> Iterator[Run]:
         """Every mapped granule, one run each."""

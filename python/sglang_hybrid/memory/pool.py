@@ -1,7 +1,6 @@
 """A pool of pages over columns: the fullest column gives first, so the others run empty and their memory goes back."""
 
 from bisect import bisect_left, insort
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +11,17 @@ from sglang_hybrid.memory.columns import LIVE, WARM, Columns
 from sglang_hybrid.memory.layout import Layout
 
 Pages = NDArray[np.int64]
-_MANY_CUTS = 64
+_LONG_RUN = 128  # so many consecutive pages are cheaper as one slice than as scattered writes
+_LIVE, _FREE = 0, 1  # marks of a page
 
 
 class Pool:
     """Pages 0..layout.pages-1 of one kind (KV, state, segment), each a fixed place in every plane for life.
 
-    Free pages are kept per column, so no free page ever holds a column back: a column with no live page is WARM and may
-    be unmapped at any time. `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
+    A page is free or live by its mark; a column counts its free marks, so no free page ever holds a column back: a
+    column with no live page is WARM and may be unmapped at any time. The fullest column gives first, its lowest pages
+    first, which keeps requests in runs of consecutive pages: a run costs one slice, not one write per page.
+    `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
     """
 
     def __init__(self, layout: Layout, budget: Budget, first_plane: int = 0) -> None:
@@ -31,14 +33,10 @@ class Pool:
         self.room = 0  # free pages in LIVE columns
         self.live_pages = 0
         per_column = self._per_column = layout.column_pages
-        power = per_column & (per_column - 1) == 0
-        self._shift = per_column.bit_length() - 1 if power else None  # columns of pages without a division
-        self._descending = np.arange(per_column - 1, -1, -1, dtype=np.int64)
-        starts = np.arange(layout.columns, dtype=np.int64) * per_column
-        self._stacks = list(starts[:, None] + self._descending)  # free pages of a column, the next one last
+        self._ids = np.arange(layout.pages, dtype=np.int64)
+        self._bytes = bytearray([_FREE]) * layout.pages  # the marks; find() in them is a memory scan
+        self._marks = np.frombuffer(self._bytes, dtype=np.bool_)  # the same memory
         self._free = [per_column] * layout.columns
-        self._live = np.zeros(layout.pages, dtype=bool)
-        self._live_rows = list(self._live.reshape(layout.columns, per_column))
         self._partial: list[tuple[int, int]] = []  # (free pages, column) of LIVE columns with a free page, sorted
         budget.attach(self)
         if layout.pinned_pages:
@@ -61,96 +59,126 @@ class Pool:
         """`count` page ids, int64; all or nothing. Raises PoolExhausted when the budget has no room for them."""
         if count > self.room:
             self._extend(count)
-        partial = self._partial
-        if count and partial[0][0] > count:
+        parts: list[Pages] = []
+        partial, size, need = self._partial, self._per_column, count
+        start = end = 0  # the run being gathered; it may reach over columns
+        while need > 0:
             free, column = partial[0]
-            left = free - count
-            pages: Pages = self._stacks[column][left:free][::-1].copy()
-            self._free[column] = left
-            partial[0] = (left, column)  # still the fullest: it has fewer free pages than before
-        else:
-            pages = self._gather(count)
-        self._live[pages] = True
+            take = free if free < need else need
+            first = column * size
+            low = self._bytes.find(_FREE, first, first + size) if free < size else first
+            high = low + take
+            if high > first + size or (free < size and self._bytes.find(_LIVE, low, high) >= 0):
+                self._cut(start, end, parts)
+                start = end = 0
+                parts.append(self._take_scattered(low, first + size, take))
+            elif low == end:
+                end = high
+            else:
+                self._cut(start, end, parts)
+                start, end = low, high
+            left = self._free[column] = free - take
+            if left:
+                partial[0] = (left, column)  # still the fullest: it has fewer free pages than before
+            else:
+                del partial[0]
+            need -= take
         self.room -= count
         self.live_pages += count
+        if not parts:
+            self._marks[start:end] = False
+            return self._ids[start:end].copy()
+        self._cut(start, end, parts)
+        return np.concatenate(parts)
+
+    def _cut(self, start: int, end: int, parts: list[Pages]) -> None:
+        """Mark the run start to end live and append it to `parts`."""
+        if start < end:
+            self._marks[start:end] = False
+            parts.append(self._ids[start:end])
+
+    def _take_scattered(self, low: int, stop: int, count: int) -> Pages:
+        """Mark the first `count` free pages from `low` to `stop` live; there are that many."""
+        pages = np.flatnonzero(self._marks[low:stop])[:count] + low
+        self._marks[pages] = False
         return pages
 
     def _extend(self, count: int) -> None:
         for column in self.budget.activate(self, self.columns_for(count)):
-            insort(self._partial, (self._free[column], column))
-            self.room += self._free[column]
-
-    def _gather(self, count: int) -> Pages:
-        parts = []
-        need = count
-        while need:
-            free, column = self._partial.pop(0)
-            take = min(free, need)
-            parts.append(self._stacks[column][free - take : free][::-1])
-            self._free[column] = free - take
-            if free > take:
-                insort(self._partial, (free - take, column))
-            need -= take
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+            insort(self._partial, (self._per_column, column))
+            self.room += self._per_column
 
     def free(self, pages: Pages) -> None:
         """Take back live `pages`; pages that are not live raise InvariantError and nothing changes."""
-        if not len(pages):
-            return
-        parts = self._split(pages)
-        self._unmark(pages, parts)
-        for column, part in parts:
-            self._give(column, part)
+        gained: dict[int, int] = {}  # column -> pages
+        runs: list[tuple[int, int]] = []
+        rest = pages
+        while count := len(rest):
+            first, length = int(rest[0]), self._run(rest)
+            if not (self._mark_run(first, first + length, gained) if length else self._mark_scattered(rest, gained)):
+                for start, end in runs:
+                    self._marks[start:end] = False
+                raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
+            if length in (0, count):
+                break
+            runs.append((first, first + length))
+            rest = rest[length:]
         self.room += len(pages)
         self.live_pages -= len(pages)
-        for column, _ in parts:
-            if self._free[column] == self._per_column and self.columns.state[column] == LIVE:
-                self._empty(column)
+        for column, count in gained.items():
+            self._give(column, count)
 
-    def _split(self, pages: Pages) -> list[tuple[int, Pages]]:
-        """(column, pages) stretches that make up `pages`."""
-        lowest = int(pages.min()) // self._per_column
-        if int(pages.max()) // self._per_column == lowest:
-            return [(lowest, pages)]
-        columns = pages >> self._shift if self._shift is not None else pages // self._per_column
-        cuts = np.flatnonzero(columns[1:] != columns[:-1])
-        if len(cuts) > _MANY_CUTS:
-            order = np.argsort(columns, kind="stable")
-            pages, columns = pages[order], columns[order]
-            cuts = np.flatnonzero(columns[1:] != columns[:-1])
-        bounds = [0, *(cuts + 1).tolist(), len(pages)]
-        return [(int(columns[start]), pages[start:stop]) for start, stop in pairwise(bounds)]
+    def _run(self, pages: Pages) -> int:
+        """How many of `pages`, from the first on, are consecutive pages of this pool; 0 if too few to matter."""
+        count, first = len(pages), int(pages[0])
+        enough = min(_LONG_RUN, -(-count // 4))
+        if first < self.layout.pinned_pages or pages[enough - 1] != first + enough - 1:
+            return 0
+        run = self._ids[first : first + count]
+        differs = pages[: len(run)] != run
+        at = int(differs.argmax()) if len(run) else 0
+        length = at if len(run) and differs[at] else len(run)
+        return length if length >= enough else 0
 
-    def _unmark(self, pages: Pages, parts: list[tuple[int, Pages]]) -> None:
-        """Clear the live marks of `pages`; as many marks must vanish as there are pages, else nothing changes."""
-        freed: dict[int, int] = {}
-        for column, part in parts:
-            if not 0 <= column < len(self._free):
-                raise InvariantError(f"free only pages of pool {self.name!r}: {column * self._per_column}")
-            freed[column] = freed.get(column, 0) + len(part)
-        self._live[pages] = False
-        rows, free, full = self._live_rows, self._free, self._per_column
-        exact = all(np.count_nonzero(rows[column]) == full - free[column] - count for column, count in freed.items())
-        pinned = self.layout.pinned_pages
-        if not exact or (pinned and not self._live[:pinned].all()):
-            for column in freed:
-                rows[column][:] = True
-                self._live[self._stacks[column][: free[column]]] = False
-            raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
+    def _mark_run(self, start: int, end: int, gained: dict[int, int]) -> bool:
+        """Mark a run free; False, with nothing changed, unless all of it is live."""
+        if self._bytes.find(_FREE, start, end) >= 0:
+            return False
+        self._marks[start:end] = True
+        column = start // self._per_column
+        while start < end:
+            stop = min(end, (column + 1) * self._per_column)
+            gained[column] = gained.get(column, 0) + stop - start
+            start, column = stop, column + 1
+        return True
 
-    def _give(self, column: int, part: Pages) -> None:
-        free = self._free[column]
-        if free:
-            del self._partial[bisect_left(self._partial, (free, column))]
-        self._stacks[column][free : free + len(part)] = part
-        self._free[column] = free + len(part)
-        insort(self._partial, (self._free[column], column))
+    def _mark_scattered(self, pages: Pages, gained: dict[int, int]) -> bool:
+        """Mark pages in any order free; False, with nothing changed, unless all are live and none comes twice."""
+        if int(pages.min()) < self.layout.pinned_pages or int(pages.max()) >= len(self._bytes):
+            return False
+        if self._marks.take(pages).any():
+            return False
+        self._marks[pages] = True
+        counts = np.bincount(pages // self._per_column)
+        for column in np.flatnonzero(counts).tolist():
+            count = gained[column] = gained.get(column, 0) + int(counts[column])
+            first = column * self._per_column
+            if self._bytes.count(_FREE, first, first + self._per_column) != self._free[column] + count:
+                self._marks[pages] = False
+                return False
+        return True
 
-    def _empty(self, column: int) -> None:
-        del self._partial[bisect_left(self._partial, (self._per_column, column))]
-        self.room -= self._per_column
-        np.add(self._descending, column * self._per_column, out=self._stacks[column])
-        self.columns.move(column, WARM, self.now)
+    def _give(self, column: int, count: int) -> None:
+        """Count `count` more free pages in LIVE `column`, which turns WARM with its last live page."""
+        was = self._free[column]
+        free = self._free[column] = was + count
+        if was:
+            del self._partial[bisect_left(self._partial, (was, column))]
+        if free < self._per_column:
+            insort(self._partial, (free, column))
+        else:
+            self.room -= free
+            self.columns.move(column, WARM, self.now)
 
     def count_by_column(self, pages: Pages) -> tuple[tuple[int, int], ...]:
         """(column, how many of `pages` lie in it), columns increasing."""
@@ -162,18 +190,20 @@ class Pool:
         return self._per_column - self._free[column]
 
     def check(self) -> None:
-        """Raise InvariantError unless free lists, live marks, column states and totals tell one story."""
+        """Raise InvariantError unless marks, column states and totals tell one story."""
         self.columns.check()
         room = 0
         for column, state in enumerate(self.columns.state):
             first = column * self._per_column
-            live = np.flatnonzero(self._live_rows[column]) + first
-            whole = np.sort(np.concatenate([self._stacks[column][: self._free[column]], live]))
-            if not np.array_equal(whole, np.arange(first, first + self._per_column)):
-                raise InvariantError(f"free and live pages of pool {self.name!r} do not partition column: {column}")
-            if (state == LIVE) != (len(live) > 0):
-                raise InvariantError(f"column {column} of {self.name!r}, state {state}, has live pages: {len(live)}")
-            room += self._free[column] if state == LIVE else 0
+            free = int(np.count_nonzero(self._marks[first : first + self._per_column]))
+            if free != self._free[column]:
+                raise InvariantError(f"column {column} of pool {self.name!r} counts {self._free[column]} free: {free}")
+            if (state == LIVE) != (free < self._per_column):
+                raise InvariantError(f"column {column} of {self.name!r}, state {state}, has free pages: {free}")
+            room += free if state == LIVE else 0
         wanted = sorted((f, c) for c, f in enumerate(self._free) if f and self.columns.state[c] == LIVE)
-        if wanted != self._partial or room != self.room or int(self._live.sum()) != self.live_pages:
+        live = len(self._marks) - int(np.count_nonzero(self._marks))
+        if wanted != self._partial or room != self.room or live != self.live_pages:
             raise InvariantError(f"pool {self.name!r} miscounts its room or its partial columns: {self.room}")
+        if self._marks[: self.layout.pinned_pages].any():
+            raise InvariantError(f"a pinned page of pool {self.name!r} is free: {self.layout.pinned_pages}")
