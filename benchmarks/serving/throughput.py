@@ -114,7 +114,7 @@ def summarise(result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--model", default="gdn", help=f"demo model: {', '.join(model.PRESETS)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
