@@ -106,14 +106,17 @@ class Budget:
             )
         if not pool.columns.all_warm(columns):
             self._map(self._make_room(pool, columns))
-        for column in columns:
-            pool.columns.move(column, LIVE)
+        pool.columns.move(columns, LIVE)
         return columns
 
     def affords(self, pool: "Pool", granules: int) -> bool:
         """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
-        limit = self.limits.get(pool.name, self.total)
-        return self.used + granules <= self.total and pool.columns.used_granules + granules <= limit
+        used = granules
+        for other in self.pools.values():
+            used += other.columns.used_granules
+        if used > self.total:
+            return False
+        return pool.columns.used_granules + granules <= self.limits.get(pool.name, self.total)
 
     def release(self, pool: "Pool", column: int) -> int:
         """Unmap a WARM column; the granules freed. A LIVE one raises InvariantError before any driver call."""
@@ -125,7 +128,7 @@ class Budget:
         runs = pool.columns.releasable(column)
         if runs:
             self.backing.unmap(runs)
-        pool.columns.move(column, UNMAPPED)
+        pool.columns.move([column], UNMAPPED)
         self.unmapped_ever += count_granules(runs)
         return count_granules(runs)
 
@@ -142,7 +145,7 @@ class Budget:
             if count_granules(missing) > self.unmapped:
                 break
             self._map(missing)
-            pool.columns.move(column, WARM, pool.now)
+            pool.columns.move([column], WARM, pool.now)
             done += 1
         return done
 

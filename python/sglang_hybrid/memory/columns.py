@@ -21,8 +21,8 @@ class _Group:
         self.planes = planes
         self.first_plane = first_plane
         self.spans = [range(*layout.span(planes, column)) for column in range(layout.columns)]
-        self.live = [0] * self.spans[-1].stop
-        self.warm = [0] * self.spans[-1].stop
+        self.live = [0] * self.spans[-1].stop  # LIVE columns that touch a granule; counted only where columns share
+        self.held = [0] * self.spans[-1].stop  # mapped columns, WARM or LIVE, that touch it
 
 
 class Columns:
@@ -50,7 +50,7 @@ class Columns:
         """
         warm = self._lowest(WARM, count)
         if self.exclusive:
-            return warm + self._lowest(UNMAPPED, count - len(warm))
+            return warm if len(warm) == count else warm + self._lowest(UNMAPPED, count - len(warm))
         return sorted(warm + self._lowest(UNMAPPED, count))[:count]
 
     def _lowest(self, state: int, count: int) -> list[int]:
@@ -67,7 +67,7 @@ class Columns:
 
     def all_warm(self, columns: Sequence[int]) -> bool:
         """Whether `columns` need no mapping."""
-        return all(self.state[column] == WARM for column in columns)
+        return UNMAPPED not in [self.state[column] for column in columns]
 
     def cost(self, columns: Sequence[int]) -> int:
         """Granules that become used when `columns` (none of them LIVE) turn LIVE."""
@@ -102,7 +102,7 @@ class Columns:
         runs = []
         for group in self._groups:
             touched = {granule for column in columns for granule in group.spans[column]}
-            bare = [granule for granule in sorted(touched) if not group.live[granule] and not group.warm[granule]]
+            bare = [granule for granule in sorted(touched) if not group.held[granule]]
             for first, count in _stretches(bare):
                 runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
         return runs
@@ -112,51 +112,52 @@ class Columns:
         runs = []
         for group in self._groups:
             span = group.spans[column]
-            lone = [granule for granule in span if not group.live[granule] and group.warm[granule] == 1]
+            lone = [granule for granule in span if group.held[granule] == 1]
             for first, count in _stretches(lone):
                 runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
         return runs
 
-    def move(self, column: int, to: int, now: float = 0.0) -> None:
-        """Change the state of `column`; LIVE and UNMAPPED touch each other only through WARM or a fresh mapping."""
-        was = self.state[column]
-        if was == to or (was == LIVE and to == UNMAPPED):
-            raise InvariantError(f"pool {self.layout.name!r}: column {column} cannot go from {was} to {to}")
-        if self.exclusive:
-            self._exclusive_move(column, was, to)
-        else:
-            self._shared_move(column, was, to)
-        self.state[column] = to
-        self.live_columns += (to == LIVE) - (was == LIVE)
-        if was == WARM:
-            del self.warm_since[column]
-        if to == WARM:
-            self.warm_since[column] = now
+    def move(self, columns: Sequence[int], to: int, now: float = 0.0) -> None:
+        """Change the state of `columns`; LIVE and UNMAPPED touch each other only through WARM or a fresh mapping."""
+        state = self.state
+        for column in columns:
+            was = state[column]
+            if was == to or (was == LIVE and to == UNMAPPED):
+                raise InvariantError(f"pool {self.layout.name!r}: column {column} cannot go from {was} to {to}")
+            if was == UNMAPPED or to == UNMAPPED:
+                self._count_held(column, 1 if was == UNMAPPED else -1)
+            if was == LIVE or to == LIVE:
+                step = 1 if to == LIVE else -1
+                self.live_columns += step
+                if self.exclusive:
+                    self.used_granules += step * self.column_granules
+                else:
+                    self._count_live(column, step)
+            if was == WARM:
+                del self.warm_since[column]
+            if to == WARM:
+                self.warm_since[column] = now
+            state[column] = to
 
-    def _exclusive_move(self, column: int, was: int, to: int) -> None:
-        """No other column touches its granules: they follow its state."""
+    def _count_held(self, column: int, step: int) -> None:
         for group in self._groups:
             for granule in group.spans[column]:
-                group.live[granule] = to == LIVE
-                group.warm[granule] = to == WARM
-        self.used_granules += self.column_granules * ((to == LIVE) - (was == LIVE))
-        self.mapped_granules += self.column_granules * ((was == UNMAPPED) - (to == UNMAPPED))
+                was = group.held[granule]
+                group.held[granule] = was + step
+                self.mapped_granules += group.planes.count * ((was + step > 0) - (was > 0))
 
-    def _shared_move(self, column: int, was: int, to: int) -> None:
+    def _count_live(self, column: int, step: int) -> None:
         for group in self._groups:
-            live, warm, planes = group.live, group.warm, group.planes.count
             for granule in group.spans[column]:
-                used, mapped = live[granule] > 0, live[granule] + warm[granule] > 0
-                live[granule] += (to == LIVE) - (was == LIVE)
-                warm[granule] += (to == WARM) - (was == WARM)
-                self.used_granules += planes * ((live[granule] > 0) - used)
-                self.mapped_granules += planes * ((live[granule] + warm[granule] > 0) - mapped)
+                was = group.live[granule]
+                group.live[granule] = was + step
+                self.used_granules += group.planes.count * ((was + step > 0) - (was > 0))
 
     def mapped_runs(self) -> Iterator[Run]:
         """Every mapped granule, one run each."""
         for group in self._groups:
-            for granule, (live, warm) in enumerate(zip(group.live, group.warm, strict=True)):
-                if live or warm:
+            for granule, held in enumerate(group.held):
+                if held:
                     for plane in range(group.planes.count):
                         yield Run(group.first_plane + plane, granule, 1)
 
@@ -164,15 +165,15 @@ class Columns:
         """Raise InvariantError unless reference counts and totals follow from the column states."""
         used = mapped = 0
         for group in self._groups:
-            live, warm = [0] * len(group.live), [0] * len(group.warm)
+            live, held = [0] * len(group.live), [0] * len(group.held)
             for column, state in enumerate(self.state):
                 for granule in group.spans[column]:
                     live[granule] += state == LIVE
-                    warm[granule] += state == WARM
-            if live != group.live or warm != group.warm:
+                    held[granule] += state != UNMAPPED
+            if held != group.held or (live != group.live and not self.exclusive):
                 raise InvariantError(f"pool {self.layout.name!r}: reference counts differ in {group.planes.name!r}")
             used += group.planes.count * sum(n > 0 for n in live)
-            mapped += group.planes.count * sum(a + b > 0 for a, b in zip(live, warm, strict=True))
+            mapped += group.planes.count * sum(n > 0 for n in held)
         if (used, mapped) != (self.used_granules, self.mapped_granules):
             raise InvariantError(f"pool {self.layout.name!r}: counts {(used, mapped)} != {self.mapped_granules}")
         if self.live_columns != self.state.count(LIVE):

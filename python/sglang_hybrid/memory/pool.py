@@ -33,7 +33,8 @@ class Pool:
         self.room = 0  # free pages in LIVE columns
         self.live_pages = 0
         per_column = self._per_column = layout.column_pages
-        self._ids = np.arange(layout.pages, dtype=np.int64)
+        self._id_bytes = np.arange(layout.pages, dtype=np.int64).tobytes()  # to compare runs of ids as memory
+        self._ids = np.frombuffer(self._id_bytes, dtype=np.int64)
         self._bytes = bytearray([_FREE]) * layout.pages  # the marks; find() in them is a memory scan
         self._marks = np.frombuffer(self._bytes, dtype=np.bool_)  # the same memory
         self._free = [per_column] * layout.columns
@@ -60,15 +61,15 @@ class Pool:
         if count > self.room:
             self._extend(count)
         parts: list[Pages] = []
-        partial, size, need = self._partial, self._per_column, count
+        partial, size, need, marks = self._partial, self._per_column, count, self._bytes
         start = end = 0  # the run being gathered; it may reach over columns
         while need > 0:
             free, column = partial[0]
             take = free if free < need else need
             first = column * size
-            low = self._bytes.find(_FREE, first, first + size) if free < size else first
+            low = marks.find(_FREE, first, first + size) if free < size else first
             high = low + take
-            if high > first + size or (free < size and self._bytes.find(_LIVE, low, high) >= 0):
+            if high > first + size or (free < size and marks.find(_LIVE, low, high) >= 0):
                 self._cut(start, end, parts)
                 start = end = 0
                 parts.append(self._take_scattered(low, first + size, take))
@@ -110,11 +111,13 @@ class Pool:
 
     def free(self, pages: Pages) -> None:
         """Take back live `pages`; pages that are not live raise InvariantError and nothing changes."""
+        pages = np.ascontiguousarray(pages, dtype=np.int64)
         gained: dict[int, int] = {}  # column -> pages
         runs: list[tuple[int, int]] = []
         rest = pages
         while count := len(rest):
-            first, length = int(rest[0]), self._run(rest)
+            first = rest.item(0)
+            length = self._run(rest, first)
             if not (self._mark_run(first, first + length, gained) if length else self._mark_scattered(rest, gained)):
                 for start, end in runs:
                     self._marks[start:end] = False
@@ -125,14 +128,20 @@ class Pool:
             rest = rest[length:]
         self.room += len(pages)
         self.live_pages -= len(pages)
-        for column, count in gained.items():
-            self._give(column, count)
+        emptied = [column for column, count in gained.items() if self._give(column, count)]
+        if emptied:
+            self.room -= len(emptied) * self._per_column
+            self.columns.move(emptied, WARM, self.now)
 
-    def _run(self, pages: Pages) -> int:
-        """How many of `pages`, from the first on, are consecutive pages of this pool; 0 if too few to matter."""
-        count, first = len(pages), int(pages[0])
+    def _run(self, pages: Pages, first: int) -> int:
+        """How many of `pages`, from `first` on, are consecutive pages of this pool; 0 if too few to matter."""
+        count = len(pages)
+        if first < self.layout.pinned_pages:
+            return 0
+        if self._id_bytes.startswith(pages.data, first * 8):
+            return count
         enough = min(_LONG_RUN, -(-count // 4))
-        if first < self.layout.pinned_pages or pages[enough - 1] != first + enough - 1:
+        if pages.item(enough - 1) != first + enough - 1:
             return 0
         run = self._ids[first : first + count]
         differs = pages[: len(run)] != run
@@ -147,7 +156,9 @@ class Pool:
         self._marks[start:end] = True
         column = start // self._per_column
         while start < end:
-            stop = min(end, (column + 1) * self._per_column)
+            stop = (column + 1) * self._per_column
+            if stop > end:
+                stop = end
             gained[column] = gained.get(column, 0) + stop - start
             start, column = stop, column + 1
         return True
@@ -168,17 +179,16 @@ class Pool:
                 return False
         return True
 
-    def _give(self, column: int, count: int) -> None:
-        """Count `count` more free pages in LIVE `column`, which turns WARM with its last live page."""
+    def _give(self, column: int, count: int) -> bool:
+        """Count `count` more free pages in LIVE `column`; whether it has no live page left."""
         was = self._free[column]
         free = self._free[column] = was + count
         if was:
             del self._partial[bisect_left(self._partial, (was, column))]
-        if free < self._per_column:
-            insort(self._partial, (free, column))
-        else:
-            self.room -= free
-            self.columns.move(column, WARM, self.now)
+        if free == self._per_column:
+            return True
+        insort(self._partial, (free, column))
+        return False
 
     def count_by_column(self, pages: Pages) -> tuple[tuple[int, int], ...]:
         """(column, how many of `pages` lie in it), columns increasing."""
