@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,6 +31,7 @@ COLUMNS = {
     "resident_error_granules": "resident set minus what the account says, in granules, worst over the cycle",
     "stock_us, ours_us": "median microseconds of one allocation and one free of a request's pages, in turns",
     "ratio": "ours over stock",
+    "free_pages": "whole: a sixteenth in use, the rest in one piece; scattered: a random quarter in use",
     "stall": "one allocation that needs a new column: pooled handles mapped on the spot, or a column kept in reserve",
     "creation": "the same with nothing pooled: physical memory is created on the critical path",
     "elapsed_us, processor_us": "wall clock, and processor time of the thread: the machine is shared, so they differ",
@@ -123,7 +125,7 @@ def allocation(rounds: int) -> list[dict]:
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
     rows = []
-    for page in (1, 64):
+    for page, scattered in ((1, False), (64, False), (1, True)):
         for pool_tokens in (8192, 65536, 262144, 1048576):
             layout = Layout("kv", (Planes("kv", 24, 1024),), pool_tokens, GRANULE, page)
             budget = Budget(layout.columns * 24 * GRANULE, GRANULE, LedgerBacking(layout.plane_granules))
@@ -133,8 +135,13 @@ def allocation(rounds: int) -> list[dict]:
             else:
                 stock = PagedTokenToKVPoolAllocator(pool_tokens, page, torch.bfloat16, "cpu", None, False)
             budget.prepare(pool, layout.columns)
-            pool.alloc(max(1, pool_tokens // page // 16))  # a machine that serves others too
-            stock.alloc(pool_tokens // 16 // page * page)
+            if scattered:
+                order = np.random.default_rng(0).permutation(pool_tokens)[pool_tokens // 4 :]
+                pool.free(pool.alloc(pool_tokens)[order])
+                stock.free(stock.alloc(pool_tokens)[torch.from_numpy(order)])
+            else:
+                pool.alloc(max(1, pool_tokens // page // 16))  # a machine that serves others too
+                stock.alloc(pool_tokens // 16 // page * page)
             offsets = torch.arange(page)
             for tokens in (256, 1024, 4096):
 
@@ -152,6 +159,7 @@ def allocation(rounds: int) -> list[dict]:
                 rows.append(
                     {
                         "page": page,
+                        "free_pages": "scattered" if scattered else "whole",
                         "pool_tokens": pool_tokens,
                         "request_tokens": tokens,
                         "stock_us": round(stock_s * 1e6, 1),

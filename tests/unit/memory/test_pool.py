@@ -122,6 +122,39 @@ def test_freeing_what_is_not_live_is_refused_and_undone(wrong):
     assert kv.live_pages == 2
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [*range(40), *range(30, 50)],  # two runs that overlap
+        [*range(40), 45, 43, 45],  # a run, then one page twice
+        [*range(40), *range(46, 90)],  # a run, then one that leaves the live pages
+        [*range(40), 255, 256, 257],
+        range(-8, 8),
+        range(240, 272),
+    ],
+)
+def test_a_refused_free_of_runs_is_undone(wrong):
+    budget, kv, _, _ = build()
+    kv.alloc(60)
+    with pytest.raises(InvariantError, match="once, while it is live"):
+        kv.free(np.array(wrong))
+    budget.check()
+    assert kv.live_pages == 60
+    kv.free(np.arange(60, dtype=np.int32)[::-1])
+    budget.check()
+    assert kv.live_pages == 0
+
+
+def test_the_lowest_free_pages_come_first_and_requests_stay_in_runs():
+    budget, kv, _, _ = build()
+    pages = kv.alloc(48)
+    kv.free(pages[[3, 4, 5, 9, 20]])
+    assert kv.alloc(4).tolist() == [20, 3, 4, 5]  # column 1 is fuller than column 0
+    kv.free(pages[10:40])
+    assert kv.alloc(20).tolist() == [9, *range(10, 16), *range(32, 40), *range(16, 21)]
+    budget.check()
+
+
 def test_scattered_frees_of_many_columns():
     budget, kv, _, _ = build(total=32)
     pages = kv.alloc(16 * 16)
