@@ -99,10 +99,13 @@ def start(
 def summarise(result: dict[str, Any]) -> dict[str, Any]:
     """Medians per server and paired ratios of ours to stock."""
     summary: dict[str, Any] = {"startup_s": {n: statistics.median(v) for n, v in result["startup_s"].items()}}
-    for name in (*(f"prefill_{length}" for length in PREFILLS), "decode_1"):
+    speeds = [*(f"prefill_{length}" for length in PREFILLS), "decode_1"]
+    for name in speeds:
         samples = result[name]
         summary[name] = {n: statistics.median(s["tokens_per_s"] for s in v) for n, v in samples.items()}
         summary[name]["hybrid_to_stock"] = ratio(samples, "tokens_per_s")
+    pooled = {n: [sample for name in speeds for sample in result[name][n]] for n in result["decode_1"]}
+    summary["all_speeds_hybrid_to_stock"] = ratio(pooled, "tokens_per_s")
     turns = {n: [row for rows in v for row in rows] for n, v in result["turns"].items()}
     summary["later_turn_ttft_ms"] = {n: 1e3 * statistics.median(r["ttft_s"] for r in v) for n, v in turns.items()}
     summary["later_turn_ttft_ms"]["off_to_on"] = ratio(turns, "ttft_s", "cache-off", "hybrid")
