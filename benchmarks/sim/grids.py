@@ -58,6 +58,22 @@ def robustness() -> list[Cell]:
     return found
 
 
+def short() -> list[Cell]:
+    """Traces of a hundred requests or two: what a policy that learns loses before it has learnt."""
+    cases: dict[str, Sequence[float]] = {
+        "lmsys?sessions=8&": (0.5, 1.0),
+        "sharegpt?sessions=12&": (0.25, 0.5),
+        "agentic?sessions=8&": (2.0, 4.0),
+        "fewshot?requests=200&": (0.5, 1.0),
+    }
+    found = []
+    for seed in (161, 162, 163):
+        for case, gbs in cases.items():
+            names = [f"{case}seed={seed}"]
+            found += _grid(names, ("lru", "superseded", "marconi", "forecast", "clairvoyant", "bound"), gbs)
+    return found
+
+
 def admission() -> list[Cell]:
     """Figure 7 and 8: fine-grained checkpointing (vLLM+), SGLang+ (lru), Marconi and ours over rates and capacities."""
     policies = ("vllm+", "lru", "marconi", "forecast")
@@ -92,6 +108,7 @@ def arrivals() -> list[Cell]:
 GRIDS = {
     "main": main,
     "robustness": robustness,
+    "short": short,
     "admission": admission,
     "contention": contention,
     "architecture": architecture,

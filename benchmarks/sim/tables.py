@@ -169,6 +169,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "main": lambda: main_table(newest("main")["rows"]),
     "cost": lambda: cost_table(newest("main")["rows"]),
     "robustness": lambda: margin_table(newest("robustness")["rows"]),
+    "short": lambda: margin_table(newest("short")["rows"]),
     "artifact": artifact_table,
     **{name: partial(figure_table, name) for name in ("admission", "contention", "architecture", "arrivals")},
 }
