@@ -27,6 +27,7 @@ from sglang_hybrid.sim.workloads import parse
 MODEL = preset("marconi-7b")
 PAIRS = (("V1", "lru"), ("V2", "marconi"), ("V3:0.0", "marconi:0"), ("V3:0.5", "marconi:0.5"), ("V3:1.0", "marconi:1"))
 UNLIMITED_GB = 1000.0
+_ABOUT = {"artifact": "github.com/ruipeterpan/marconi 0801661", "timer": "wall time"}
 BOOTSTRAP = {"lmsys": 15}  # the artifact's own multipliers of the tuning window
 
 
@@ -120,7 +121,7 @@ def main() -> None:
     if args.json:
         old = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**about("artifact"), "rows": old + rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**about("artifact"), **_ABOUT, "rows": old + rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
