@@ -74,6 +74,13 @@ def short() -> list[Cell]:
     return found
 
 
+def long() -> list[Cell]:
+    """A trace of more than 5,000 requests and 60 million tokens: seconds per replay."""
+    return _grid(
+        ["agentic?sessions=210&seed=171"], ("lru", "superseded", "marconi:0.5", "marconi", "forecast"), (40.0,)
+    )
+
+
 def admission() -> list[Cell]:
     """Figure 7 and 8: fine-grained checkpointing (vLLM+), SGLang+ (lru), Marconi and ours over rates and capacities."""
     policies = ("vllm+", "lru", "marconi", "forecast")
@@ -109,6 +116,7 @@ GRIDS = {
     "main": main,
     "robustness": robustness,
     "short": short,
+    "long": long,
     "admission": admission,
     "contention": contention,
     "architecture": architecture,

@@ -170,6 +170,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cost": lambda: cost_table(newest("main")["rows"]),
     "robustness": lambda: margin_table(newest("robustness")["rows"]),
     "short": lambda: margin_table(newest("short")["rows"]),
+    "long": lambda: cost_table(newest("long")["rows"]),
     "artifact": artifact_table,
     **{name: partial(figure_table, name) for name in ("admission", "contention", "architecture", "arrivals")},
 }
