@@ -1,0 +1,67 @@
+"""Checks that operations share. Each raises ValueError: what to do, then the value that was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def require(condition: bool, remedy: str, value: object) -> None:
+    """Raise ValueError("<remedy>: <value>") unless `condition`."""
+    if not condition:
+        raise ValueError(f"{remedy}: {value}")
+
+
+def require_dtype(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+    require(tensor.dtype in allowed, f"convert {name} to one of {names}", tensor.dtype)
+
+
+def require_shape(name: str, tensor: Tensor, shape: Sequence[int | None]) -> None:
+    """`None` in `shape` fits any size."""
+    fits = tensor.dim() == len(shape) and all(
+        want in (None, size) for want, size in zip(shape, tensor.shape, strict=True)
+    )
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    require(fits, f"{name} must have shape [{wanted}]", list(tensor.shape))
+
+
+def require_device(names_and_tensors: dict[str, Tensor]) -> None:
+    """All tensors on one device."""
+    devices = {name: str(tensor.device) for name, tensor in names_and_tensors.items()}
+    require(len(set(devices.values())) <= 1, "move all tensors to one device", devices)
+
+
+def require_last_contiguous(name: str, tensor: Tensor) -> None:
+    require(
+        tensor.stride(-1) == 1 or tensor.shape[-1] == 1,
+        f"make the last dimension of {name} contiguous; its strides",
+        tensor.stride(),
+    )
+
+
+def require_slots(name: str, slots: Tensor, count: int) -> None:
+    """Every slot below `count`; negative ones mean "skip". Reads the values: on a GPU this waits for the device."""
+    if slots.numel():
+        highest = int(slots.max())
+        require(highest < count, f"{name} must name slots of the pool, 0 to {count - 1}, or be negative", highest)
+
+
+def require_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> list[int]:
+    """The bounds of packed sequences, checked: start at 0, never fall, end at `tokens`. Reads the values."""
+    require_shape("cu_seqlens", cu_seqlens, [None])
+    require_dtype("cu_seqlens", cu_seqlens, INTEGERS)
+    bounds = cu_seqlens.tolist()
+    require(len(bounds) >= 1 and bounds[0] == 0, "cu_seqlens must start with 0", bounds[:1])
+    require(
+        all(lo <= hi for lo, hi in pairwise(bounds)),
+        "sequence lengths (differences of cu_seqlens) must not be negative",
+        bounds,
+    )
+    require(bounds[-1] == tokens, f"cu_seqlens must end at the number of tokens, {tokens}", bounds[-1])
+    return bounds
