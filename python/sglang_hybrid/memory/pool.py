@@ -1,6 +1,6 @@
 """A pool of pages over columns: the fullest column gives first, so the others run empty and their memory goes back."""
 
-from bisect import bisect_left, insort
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,34 +11,41 @@ from sglang_hybrid.memory.columns import LIVE, WARM, Columns
 from sglang_hybrid.memory.layout import Layout
 
 Pages = NDArray[np.int64]
-_LONG_RUN = 128  # so many consecutive pages are cheaper as one slice than as scattered writes
-_LIVE, _FREE = 0, 1  # marks of a page
+_AHEAD = 256  # pages drawn from a column at least: a decode step takes a few, and a draw costs the same
+_SORT_AT = 1 << 15  # loose pages that are sorted unasked, so that no sort takes long
 
 
 class Pool:
     """Pages 0..layout.pages-1 of one kind (KV, state, segment), each a fixed place in every plane for life.
 
-    A page is free or live by its mark; a column counts its free marks, so no free page ever holds a column back: a
-    column with no live page is WARM and may be unmapped at any time. The fullest column gives first, its lowest pages
-    first, which keeps requests in runs of consecutive pages: a run costs one slice, not one write per page.
+    sorted  a free page on the books of its column. A column whose pages are all sorted is WARM or UNMAPPED, so no
+            free page ever holds memory back.
+    loose   a free page on a stack, handed out next. Its column stays LIVE until `sort` puts the page on its books.
+    live    handed out; the caller owns it until `free`.
+
+    Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever does (`columns`) sorts
+    first, so no decision rests on a loose page. When no page is loose the fullest column gives, lowest pages first.
     `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
+
+    A page freed twice, or never handed out, is an InvariantError: at once and with nothing changed if `checked`
+    (SGLang: its memory pool's debug mode), otherwise by the next `sort` at the latest.
     """
 
-    def __init__(self, layout: Layout, budget: Budget, first_plane: int = 0) -> None:
+    def __init__(self, layout: Layout, budget: Budget, first_plane: int = 0, checked: bool = False) -> None:
         self.layout = layout
         self.name = layout.name
         self.budget = budget
-        self.columns = Columns(layout, first_plane)
+        self.checked = checked
         self.now = 0.0
-        self.room = 0  # free pages in LIVE columns
         self.live_pages = 0
-        per_column = self._per_column = layout.column_pages
-        self._id_bytes = np.arange(layout.pages, dtype=np.int64).tobytes()  # to compare runs of ids as memory
-        self._ids = np.frombuffer(self._id_bytes, dtype=np.int64)
-        self._bytes = bytearray([_FREE]) * layout.pages  # the marks; find() in them is a memory scan
-        self._marks = np.frombuffer(self._bytes, dtype=np.bool_)  # the same memory
-        self._free = [per_column] * layout.columns
-        self._partial: list[tuple[int, int]] = []  # (free pages, column) of LIVE columns with a free page, sorted
+        self._columns = Columns(layout, first_plane)
+        self._per_column = layout.column_pages
+        self._pages = self._head = layout.pages
+        self._stack = np.empty(self._pages, dtype=np.int64)  # loose pages: _stack[_head:], next one first
+        self._marks = np.ones(self._pages, dtype=np.bool_)  # whether a page is sorted
+        self._free = np.full(layout.columns, self._per_column, dtype=np.int64)  # sorted pages by column
+        self._states = np.frombuffer(self._columns.state, dtype=np.uint8)  # the same memory
+        self._sorted_room = 0  # sorted pages in LIVE columns
         budget.attach(self)
         if layout.pinned_pages:
             self._pin(layout.pinned_pages)
@@ -52,143 +59,115 @@ class Pool:
         if not np.array_equal(pinned, np.arange(count)):
             raise InvariantError(f"pinned pages must be the first: {pinned}")
 
+    @property
+    def columns(self) -> Columns:
+        """The columns, as they are once every loose page is sorted."""
+        if self._head < self._pages:
+            self.sort()
+        return self._columns
+
+    @property
+    def room(self) -> int:
+        """Free pages, loose or sorted, in LIVE columns: to be had without another column."""
+        return self._pages - self._head + self._sorted_room
+
     def columns_for(self, pages: int) -> int:
         """Columns that must become LIVE before `pages` more pages can be had."""
         return -(-max(0, pages - self.room) // self._per_column)
 
     def alloc(self, count: int) -> Pages:
         """`count` page ids, int64; all or nothing. Raises PoolExhausted when the budget has no room for them."""
-        if count > self.room:
-            self._extend(count)
-        parts: list[Pages] = []
-        partial, size, need, marks = self._partial, self._per_column, count, self._bytes
-        start = end = 0  # the run being gathered; it may reach over columns
-        while need > 0:
-            free, column = partial[0]
-            take = free if free < need else need
-            first = column * size
-            low = marks.find(_FREE, first, first + size) if free < size else first
-            high = low + take
-            if high > first + size or (free < size and marks.find(_LIVE, low, high) >= 0):
-                self._cut(start, end, parts)
-                start = end = 0
-                parts.append(self._take_scattered(low, first + size, take))
-            elif low == end:
-                end = high
-            else:
-                self._cut(start, end, parts)
-                start, end = low, high
-            left = self._free[column] = free - take
-            if left:
-                partial[0] = (left, column)  # still the fullest: it has fewer free pages than before
-            else:
-                del partial[0]
-            need -= take
-        self.room -= count
+        head = self._head
+        end = head + count
+        if end > self._pages:
+            return self._draw(count)
+        self._head = end
         self.live_pages += count
-        if not parts:
-            self._marks[start:end] = False
-            return self._ids[start:end].copy()
-        self._cut(start, end, parts)
+        return self._stack[head:end].copy()
+
+    def free(self, pages: NDArray[np.integer[Any]]) -> None:
+        """Take back live `pages` (any integer dtype, any order); the array stays the caller's. See the class."""
+        count = len(pages)
+        if self.checked:
+            self._require_live(np.asarray(pages, dtype=np.int64))
+        head = self._head
+        start = head - count
+        if count > self.live_pages - self.layout.pinned_pages:
+            raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {count} pages")
+        self._stack[start:head] = pages
+        self._head = start
+        self.live_pages -= count
+        if self._pages - start > _SORT_AT:
+            self.sort()
+
+    def sort(self) -> None:
+        """Put every loose page on the books of its column; columns that are empty then turn WARM."""
+        loose = self._stack[self._head :]
+        if not len(loose):
+            return
+        self._mark_sorted(loose)
+        free, size = self._free, self._per_column
+        counts = np.bincount(loose // size)
+        free[: len(counts)] += counts
+        emptied = np.flatnonzero((free[: len(counts)] == size) & (counts > 0)).tolist()
+        self._sorted_room += len(loose) - len(emptied) * size
+        self._head = self._pages
+        self._columns.move(emptied, WARM, self.now)
+
+    def _mark_sorted(self, loose: Pages) -> None:
+        """Mark `loose`; an InvariantError, with nothing changed, if they are not distinct pages that were live."""
+        marks = self._marks
+        if self._is_inside(loose) and not marks.take(loose).any():
+            marks[loose] = True
+            if np.count_nonzero(marks) == self._pages - self.live_pages:
+                return
+            marks[loose] = False
+        raise InvariantError(f"pages of pool {self.name!r} were freed twice or while not live: {loose[:8].tolist()}")
+
+    def _require_live(self, pages: Pages) -> None:
+        self.sort()
+        if not self._is_inside(pages) or self._marks[pages].any() or len(np.unique(pages)) != len(pages):
+            raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
+
+    def _is_inside(self, pages: Pages) -> bool:
+        """Whether all of `pages` are pages of the pool that can be handed out."""
+        return not len(pages) or (int(pages.min()) >= self.layout.pinned_pages and int(pages.max()) < self._pages)
+
+    def _draw(self, count: int) -> Pages:
+        """`count` pages: the loose ones, then from columns, a few more becoming loose."""
+        if count > self.room:
+            self.sort()  # columns that are empty by now count as such
+            columns = self.budget.activate(self, self.columns_for(count))
+            self._sorted_room += len(columns) * self._per_column
+        parts = [self._stack[self._head :].copy()]
+        need = count - len(parts[0])
+        self._head = self._pages
+        givers = np.flatnonzero((self._states == LIVE) & (self._free > 0))
+        givers = givers[np.argsort(self._free[givers], kind="stable")]
+        for column in givers.tolist():
+            if not need:
+                break
+            taken = self._take(column, max(need, _AHEAD))
+            parts.append(taken[:need])
+            self._head -= max(0, len(taken) - need)
+            self._stack[self._head :] = taken[need:]
+            need -= len(parts[-1])
+        self.live_pages += count
         return np.concatenate(parts)
 
-    def _cut(self, start: int, end: int, parts: list[Pages]) -> None:
-        """Mark the run start to end live and append it to `parts`."""
-        if start < end:
-            self._marks[start:end] = False
-            parts.append(self._ids[start:end])
-
-    def _take_scattered(self, low: int, stop: int, count: int) -> Pages:
-        """Mark the first `count` free pages from `low` to `stop` live; there are that many."""
-        pages = np.flatnonzero(self._marks[low:stop])[:count] + low
-        self._marks[pages] = False
-        return pages
-
-    def _extend(self, count: int) -> None:
-        for column in self.budget.activate(self, self.columns_for(count)):
-            insort(self._partial, (self._per_column, column))
-            self.room += self._per_column
-
-    def free(self, pages: Pages) -> None:
-        """Take back live `pages`; pages that are not live raise InvariantError and nothing changes."""
-        pages = np.ascontiguousarray(pages, dtype=np.int64)
-        gained: dict[int, int] = {}  # column -> pages
-        runs: list[tuple[int, int]] = []
-        rest = pages
-        while count := len(rest):
-            first = rest.item(0)
-            length = self._run(rest, first)
-            if not (self._mark_run(first, first + length, gained) if length else self._mark_scattered(rest, gained)):
-                for start, end in runs:
-                    self._marks[start:end] = False
-                raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
-            if length in (0, count):
-                break
-            runs.append((first, first + length))
-            rest = rest[length:]
-        self.room += len(pages)
-        self.live_pages -= len(pages)
-        emptied = [column for column, count in gained.items() if self._give(column, count)]
-        if emptied:
-            self.room -= len(emptied) * self._per_column
-            self.columns.move(emptied, WARM, self.now)
-
-    def _run(self, pages: Pages, first: int) -> int:
-        """How many of `pages`, from `first` on, are consecutive pages of this pool; 0 if too few to matter."""
-        count = len(pages)
-        if first < self.layout.pinned_pages:
-            return 0
-        if self._id_bytes.startswith(pages.data, first * 8):
-            return count
-        enough = min(_LONG_RUN, -(-count // 4))
-        if pages.item(enough - 1) != first + enough - 1:
-            return 0
-        run = self._ids[first : first + count]
-        differs = pages[: len(run)] != run
-        at = int(differs.argmax()) if len(run) else 0
-        length = at if len(run) and differs[at] else len(run)
-        return length if length >= enough else 0
-
-    def _mark_run(self, start: int, end: int, gained: dict[int, int]) -> bool:
-        """Mark a run free; False, with nothing changed, unless all of it is live."""
-        if self._bytes.find(_FREE, start, end) >= 0:
-            return False
-        self._marks[start:end] = True
-        column = start // self._per_column
-        while start < end:
-            stop = (column + 1) * self._per_column
-            if stop > end:
-                stop = end
-            gained[column] = gained.get(column, 0) + stop - start
-            start, column = stop, column + 1
-        return True
-
-    def _mark_scattered(self, pages: Pages, gained: dict[int, int]) -> bool:
-        """Mark pages in any order free; False, with nothing changed, unless all are live and none comes twice."""
-        if int(pages.min()) < self.layout.pinned_pages or int(pages.max()) >= len(self._bytes):
-            return False
-        if self._marks.take(pages).any():
-            return False
-        self._marks[pages] = True
-        counts = np.bincount(pages // self._per_column)
-        for column in np.flatnonzero(counts).tolist():
-            count = gained[column] = gained.get(column, 0) + int(counts[column])
-            first = column * self._per_column
-            if self._bytes.count(_FREE, first, first + self._per_column) != self._free[column] + count:
-                self._marks[pages] = False
-                return False
-        return True
-
-    def _give(self, column: int, count: int) -> bool:
-        """Count `count` more free pages in LIVE `column`; whether it has no live page left."""
-        was = self._free[column]
-        free = self._free[column] = was + count
-        if was:
-            del self._partial[bisect_left(self._partial, (was, column))]
+    def _take(self, column: int, most: int) -> Pages:
+        """The lowest sorted pages of a LIVE `column`, `most` of them if there are so many, off its books."""
+        first = column * self._per_column
+        free = int(self._free[column])
+        stop = first + self._per_column
         if free == self._per_column:
-            return True
-        insort(self._partial, (free, column))
-        return False
+            pages = np.arange(first, min(first + most, stop))
+        else:
+            pages = (np.flatnonzero(self._marks[first:stop]) + first)[:most]
+        self._marks[pages] = False
+        self._free[column] = free - len(pages)
+        self._sorted_room -= len(pages)
+        return pages
 
     def count_by_column(self, pages: Pages) -> tuple[tuple[int, int], ...]:
         """(column, how many of `pages` lie in it), columns increasing."""
@@ -197,23 +176,28 @@ class Pool:
 
     def live_in(self, column: int) -> int:
         """Live pages in `column`."""
-        return self._per_column - self._free[column]
+        self.sort()
+        return self._per_column - int(self._free[column])
 
     def check(self) -> None:
-        """Raise InvariantError unless marks, column states and totals tell one story."""
-        self.columns.check()
-        room = 0
-        for column, state in enumerate(self.columns.state):
-            first = column * self._per_column
-            free = int(np.count_nonzero(self._marks[first : first + self._per_column]))
-            if free != self._free[column]:
-                raise InvariantError(f"column {column} of pool {self.name!r} counts {self._free[column]} free: {free}")
-            if (state == LIVE) != (free < self._per_column):
-                raise InvariantError(f"column {column} of {self.name!r}, state {state}, has free pages: {free}")
-            room += free if state == LIVE else 0
-        wanted = sorted((f, c) for c, f in enumerate(self._free) if f and self.columns.state[c] == LIVE)
-        live = len(self._marks) - int(np.count_nonzero(self._marks))
-        if wanted != self._partial or room != self.room or live != self.live_pages:
-            raise InvariantError(f"pool {self.name!r} miscounts its room or its partial columns: {self.room}")
-        if self._marks[: self.layout.pinned_pages].any():
-            raise InvariantError(f"a pinned page of pool {self.name!r} is free: {self.layout.pinned_pages}")
+        """Raise InvariantError unless marks, loose pages, column states and totals tell one story. Sorts nothing."""
+        self._columns.check()
+        sorted_pages = np.add.reduceat(self._marks, np.arange(0, self._pages, self._per_column), dtype=np.int64)
+        if not np.array_equal(sorted_pages, self._free):
+            wrong = int(np.flatnonzero(sorted_pages != self._free)[0])
+            raise InvariantError(
+                f"column {wrong} of pool {self.name!r} miscounts its sorted pages: {self._free[wrong]}"
+            )
+        wrong_state = np.flatnonzero((self._states == LIVE) != (self._free < self._per_column))
+        if len(wrong_state):
+            raise InvariantError(f"column of {self.name!r} is live without a live or loose page: {int(wrong_state[0])}")
+        loose = self._stack[self._head :]
+        if len(np.unique(loose)) != len(loose) or self._marks[loose].any():
+            raise InvariantError(f"loose pages of pool {self.name!r} are doubled or sorted as well: {len(loose)}")
+        room = int(self._free[self._states == LIVE].sum())
+        live = self._pages - int(np.count_nonzero(self._marks)) - len(loose)
+        if (room, live) != (self._sorted_room, self.live_pages):
+            raise InvariantError(f"pool {self.name!r} miscounts its room and live pages: {(room, live)}")
+        pinned = self.layout.pinned_pages
+        if self._marks[:pinned].any() or (loose < pinned).any():
+            raise InvariantError(f"a pinned page of pool {self.name!r} is free: {pinned}")

@@ -29,7 +29,7 @@ class Recorder(LedgerBacking):
         super().unmap(runs)
 
 
-def build(total=20, limits=None, returns=None, state_planes=None, pinned=0):
+def build(total=20, limits=None, returns=None, state_planes=None, pinned=0, checked=False):
     kv = Layout(
         "kv", (Planes("kv", 2, 64),), slots=16 * 16, granule_bytes=G, pinned_pages=pinned
     )  # 16 pages, 2 granules
@@ -37,7 +37,7 @@ def build(total=20, limits=None, returns=None, state_planes=None, pinned=0):
     backing = Recorder([*kv.plane_granules, *state.plane_granules])
     budget = Budget(total * G, G, backing, limits, returns)
     first = first_planes([kv, state])
-    return budget, Pool(kv, budget, first[0]), Pool(state, budget, first[1]), backing
+    return budget, Pool(kv, budget, first[0], checked), Pool(state, budget, first[1]), backing
 
 
 def test_account_adds_up_and_matches_the_backing():
@@ -57,6 +57,7 @@ def test_the_fullest_column_gives_first_so_the_others_run_empty():
     pages = kv.alloc(48)
     kv.free(pages[pages // 16 == 0][:2])
     kv.free(pages[pages // 16 == 1][:15])
+    kv.sort()
     fresh = kv.alloc(3)
     assert (fresh // 16).tolist() == [0, 0, 1]
     kv.free(pages[pages // 16 == 2])
@@ -112,30 +113,26 @@ def test_unmapping_a_live_column_is_our_bug_and_reaches_no_driver():
     assert len(backing.calls) == calls
 
 
-@pytest.mark.parametrize("wrong", [[0, 0], [3], [0, 999999], [-1]])
-def test_freeing_what_is_not_live_is_refused_and_undone(wrong):
-    budget, kv, _, _ = build()
-    kv.alloc(2)
-    with pytest.raises((InvariantError, IndexError)):
-        kv.free(np.array(wrong, dtype=np.int64))
-    budget.check()
-    assert kv.live_pages == 2
+WRONG = [
+    [0, 0],
+    [3, 999999],
+    [-1],
+    [60],
+    [*range(40), *range(30, 50)],  # two runs that overlap
+    [*range(40), 45, 43, 45],  # a run, then one page twice
+    [*range(40), *range(46, 90)],  # a run, then one that leaves the live pages
+    [*range(40), 255, 256, 257],
+    range(-8, 8),
+    range(240, 272),
+]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        [*range(40), *range(30, 50)],  # two runs that overlap
-        [*range(40), 45, 43, 45],  # a run, then one page twice
-        [*range(40), *range(46, 90)],  # a run, then one that leaves the live pages
-        [*range(40), 255, 256, 257],
-        range(-8, 8),
-        range(240, 272),
-    ],
-)
-def test_a_refused_free_of_runs_is_undone(wrong):
-    budget, kv, _, _ = build()
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_checked_pool_refuses_to_free_what_is_not_live(wrong):
+    budget, kv, _, _ = build(checked=True)
     kv.alloc(60)
+    kv.free(np.array([7]))
+    assert kv.alloc(1).tolist() == [7]
     with pytest.raises(InvariantError, match="once, while it is live"):
         kv.free(np.array(wrong))
     budget.check()
@@ -145,13 +142,81 @@ def test_a_refused_free_of_runs_is_undone(wrong):
     assert kv.live_pages == 0
 
 
-def test_the_lowest_free_pages_come_first_and_requests_stay_in_runs():
+@pytest.mark.parametrize("wrong", WRONG)
+def test_sorting_finds_what_was_not_live(wrong):
+    budget, kv, _, _ = build()
+    kv.alloc(60)
+
+    def free_and_ask():
+        kv.free(np.array(wrong))
+        budget.settle(now=0.0)
+
+    with pytest.raises(InvariantError, match=r"once, while it is live|freed twice or while not live"):
+        free_and_ask()
+
+
+def test_more_pages_than_are_live_are_refused_at_once():
+    budget, kv, _, _ = build(pinned=1)
+    pages = kv.alloc(20)
+    with pytest.raises(InvariantError, match="21 pages"):
+        kv.free(np.concatenate([pages, [0]]))
+    kv.free(pages)
+    budget.check()
+    assert kv.live_pages == 1
+
+
+def test_loose_pages_come_first_and_drawn_ones_lowest_first_in_runs():
     budget, kv, _, _ = build()
     pages = kv.alloc(48)
     kv.free(pages[[3, 4, 5, 9, 20]])
+    kv.sort()
     assert kv.alloc(4).tolist() == [20, 3, 4, 5]  # column 1 is fuller than column 0
     kv.free(pages[10:40])
-    assert kv.alloc(20).tolist() == [9, *range(10, 16), *range(32, 40), *range(16, 21)]
+    assert kv.alloc(3).tolist() == [10, 11, 12]  # 9, drawn with the others of its column, is loose as well
+    kv.check()
+    kv.sort()
+    assert kv.alloc(20).tolist() == [9, 13, 14, 15, *range(32, 40), *range(16, 24)]
+    budget.check()
+
+
+def test_freeing_moves_nothing_until_somebody_asks_about_memory():
+    budget, kv, state, backing = build(total=5)
+    pages = kv.alloc(20)
+    calls = len(backing.calls)
+    for _ in range(3):
+        kv.free(pages)
+        kv.check()
+        assert (kv.live_pages, kv.room) == (0, 32)
+        again = kv.alloc(20)
+        assert again.tolist() == pages.tolist()
+    kv.free(pages[:16])
+    assert len(backing.calls) == calls
+    assert len(state.alloc(1)) == 1  # asks for memory, so column 0 of kv runs empty
+    assert kv.room == 12
+    budget.check()
+
+
+def test_the_caller_keeps_its_arrays():
+    _, kv, _, _ = build()
+    pages = kv.alloc(20)
+    kept = pages.copy()
+    kv.free(pages)
+    pages[:] = -5
+    again = kv.alloc(20)
+    kv.free(again[:5])
+    assert again.tolist() == kept.tolist()
+    assert kv.alloc(5).tolist() == kept[:5].tolist()
+
+
+def test_many_loose_pages_are_sorted_unasked():
+    layout = Layout("kv", (Planes("kv", 1, 64),), slots=1 << 16, granule_bytes=G)
+    budget = Budget(G << 12, G, LedgerBacking(layout.plane_granules))
+    kv = Pool(layout, budget)
+    pages = kv.alloc(layout.pages)
+    kv.free(pages[: 1 << 15])
+    assert kv.room == 1 << 15
+    kv.free(pages[1 << 15 :][:1])
+    assert kv.room == 1  # whole columns left
     budget.check()
 
 
@@ -161,6 +226,8 @@ def test_scattered_frees_of_many_columns():
     np.random.default_rng(7).shuffle(pages)
     for part in np.array_split(pages, 5):
         kv.free(part)
+        kv.check()
+        kv.sort()
         budget.check()
     assert kv.live_pages == kv.room == 0
 
@@ -219,6 +286,12 @@ def test_pinned_pages_are_mapped_and_never_handed_out():
     with pytest.raises(InvariantError, match="once, while it is live"):
         kv.free(np.array([0]))
     budget.check()
+    kv.alloc(15)
+    kv.free(np.array([0]))
+    with pytest.raises(InvariantError, match="pinned"):
+        kv.check()
+    with pytest.raises(InvariantError, match="freed twice or while not live"):
+        budget.settle(now=1.0)
 
 
 def test_limits_are_a_static_split():

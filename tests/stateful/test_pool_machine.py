@@ -1,0 +1,88 @@
+"""Two pools of one budget against sets: loose pages stay loose here until memory is asked about."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.memory.backing import LedgerBacking
+from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.layout import Layout, Planes, first_planes
+from sglang_hybrid.memory.pool import Pool
+
+G = 1024
+TOTAL = 24
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Pages are taken and given back in any order; memory is asked about only now and then."""
+
+    def __init__(self):
+        super().__init__()
+        layouts = [
+            Layout("kv", (Planes("kv", 2, 64),), slots=16 * 10, granule_bytes=G, pinned_pages=1),
+            Layout("state", (Planes("temporal", 2, G), Planes("conv", 1, G // 4)), slots=12, granule_bytes=G),
+        ]
+        self.backing = LedgerBacking([size for layout in layouts for size in layout.plane_granules])
+        self.budget = Budget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=3))
+        starts = first_planes(layouts)
+        self.pools = {each.name: Pool(each, self.budget, at) for each, at in zip(layouts, starts, strict=True)}
+        self.live = {"kv": [0], "state": []}
+        self.time = 0.0
+
+    @rule(name=st.sampled_from(["kv", "state"]), count=st.integers(0, 40))
+    def alloc(self, name, count):
+        pool = self.pools[name]
+        before = pool.room
+        try:
+            pages = pool.alloc(count).tolist()
+        except PoolExhausted:
+            assert count > before
+            return
+        assert len(set(pages)) == len(pages) == count
+        assert not set(pages) & set(self.live[name])
+        self.live[name] += pages
+
+    @rule(name=st.sampled_from(["kv", "state"]), data=st.data(), dtype=st.sampled_from([np.int32, np.int64]))
+    def free(self, name, data, dtype):
+        pinned = 1 if name == "kv" else 0
+        shuffled = data.draw(st.permutations(self.live[name][pinned:]))
+        count = data.draw(st.integers(0, len(shuffled)))
+        self.pools[name].free(np.array(shuffled[:count], dtype=dtype))
+        self.live[name] = [*self.live[name][:pinned], *shuffled[count:]]
+
+    @rule(name=st.sampled_from(["kv", "state"]))
+    def sort(self, name):
+        pool = self.pools[name]
+        pool.sort()
+        columns = {page // pool.layout.column_pages for page in self.live[name]}
+        assert pool.columns.live_columns == len(columns)
+        assert pool.room == len(columns) * pool.layout.column_pages - len(self.live[name])
+
+    @rule(step=st.integers(0, 4))
+    def settle(self, step):
+        self.time += step
+        for pool in self.pools.values():
+            pool.now = self.time
+        self.budget.settle(self.time)
+        self.budget.check()
+
+    @precondition(lambda self: self.budget.unmapped)
+    @rule(name=st.sampled_from(["kv", "state"]))
+    def prepare(self, name):
+        self.budget.prepare(self.pools[name], 1)
+
+    @invariant()
+    def one_story(self):
+        mapped = 0
+        for name, pool in self.pools.items():
+            pool.check()
+            assert pool.live_pages == len(self.live[name])
+        for pool in self.pools.values():
+            mapped += sum(1 for _ in pool._columns.mapped_runs())
+        assert mapped == len(self.backing.mapped) <= TOTAL
+
+
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+TestPool = PoolMachine.TestCase
