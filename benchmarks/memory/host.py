@@ -7,21 +7,19 @@ The shapes are Qwen3-Next's at TP1 with 2 MiB granules: 24 KV planes of 1 KiB pe
 
 import argparse
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import provenance
+from allocation import COLUMNS as ALLOCATION_COLUMNS
+from allocation import churn, pairs
 
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.memory.backing import LedgerBacking
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
 from sglang_hybrid.memory.pool import Pool
@@ -29,12 +27,10 @@ from sglang_hybrid.memory.pool import Pool
 GRANULE = 2 << 20
 COLUMNS = {
     "resident_error_granules": "resident set minus what the account says, in granules, worst over the cycle",
-    "stock_us, ours_us": "median microseconds of one allocation and one free of a request's pages, in turns",
-    "ratio": "ours over stock",
-    "free_pages": "whole: a sixteenth in use, the rest in one piece; scattered: a random quarter in use",
     "stall": "one allocation that needs a new column: pooled handles mapped on the spot, or a column kept in reserve",
     "creation": "the same with nothing pooled: physical memory is created on the critical path",
     "elapsed_us, processor_us": "wall clock, and processor time of the thread: the machine is shared, so they differ",
+    **ALLOCATION_COLUMNS,
 }
 
 
@@ -108,69 +104,6 @@ def resident(cycles: int) -> dict:
     return {"resident_error_granules": round(worst, 3), "granule_bytes": GRANULE, "pools": 2, "steps": log[:4]}
 
 
-def alternate(first: Callable[[], None], second: Callable[[], None], rounds: int) -> tuple[float, float]:
-    """Median seconds of each, measured in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for call, kept in zip((first, second), times, strict=True):
-            start = time.perf_counter()
-            call()
-            kept.append(time.perf_counter() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def allocation(rounds: int) -> list[dict]:
-    """alloc + free of a request's tokens, ours against SGLang's stock allocators on the CPU; nothing gets mapped."""
-    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-
-    rows = []
-    for page, scattered in ((1, False), (64, False), (1, True)):
-        for pool_tokens in (8192, 65536, 262144, 1048576):
-            layout = Layout("kv", (Planes("kv", 24, 1024),), pool_tokens, GRANULE, page)
-            budget = Budget(layout.columns * 24 * GRANULE, GRANULE, LedgerBacking(layout.plane_granules))
-            pool = Pool(layout, budget)
-            if page == 1:
-                stock = TokenToKVPoolAllocator(pool_tokens, torch.bfloat16, "cpu", None, False)
-            else:
-                stock = PagedTokenToKVPoolAllocator(pool_tokens, page, torch.bfloat16, "cpu", None, False)
-            budget.prepare(pool, layout.columns)
-            if scattered:
-                order = np.random.default_rng(0).permutation(pool_tokens)[pool_tokens // 4 :]
-                pool.free(pool.alloc(pool_tokens)[order])
-                stock.free(stock.alloc(pool_tokens)[torch.from_numpy(order)])
-            else:
-                pool.alloc(max(1, pool_tokens // page // 16))  # a machine that serves others too
-                stock.alloc(pool_tokens // 16 // page * page)
-            offsets = torch.arange(page)
-            for tokens in (256, 1024, 4096):
-
-                def theirs(tokens: int = tokens, stock=stock) -> None:
-                    stock.free(stock.alloc(tokens))
-
-                def ours(tokens: int = tokens, pool: Pool = pool, page: int = page, offsets=offsets) -> None:
-                    pages = pool.alloc(tokens // page)
-                    ids = torch.from_numpy(pages)
-                    slots = ids if page == 1 else (ids[:, None] * page + offsets).reshape(-1)
-                    ended = slots.numpy() if page == 1 else slots[::page].numpy() // page
-                    pool.free(ended)
-
-                stock_s, ours_s = alternate(theirs, ours, rounds)
-                rows.append(
-                    {
-                        "page": page,
-                        "free_pages": "scattered" if scattered else "whole",
-                        "pool_tokens": pool_tokens,
-                        "request_tokens": tokens,
-                        "stock_us": round(stock_s * 1e6, 1),
-                        "ours_us": round(ours_s * 1e6, 1),
-                        "ratio": round(ours_s / stock_s, 3),
-                    }
-                )
-                print(rows[-1], flush=True)
-    return rows
-
-
 def stalls(rounds: int) -> dict:
     """How long an allocation waits for a new column of each pool."""
     found = {}
@@ -213,7 +146,7 @@ def main() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    result = {"resident": resident(5), "stall": stalls(rounds), "allocation": allocation(rounds)}
+    result = {"resident": resident(5), "stall": stalls(rounds), "pairs": pairs(rounds), "churn": churn(4 * rounds)}
     head = provenance.head("sglang", "torch", "numpy")
     scope = "host memory, one thread, machine shared with other work; not run on a GPU"
     extra = {"rounds": rounds, "load_average": [round(load, 1), round(os.getloadavg()[0], 1)], "scope": scope}
