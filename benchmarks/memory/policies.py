@@ -16,18 +16,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import provenance
 
 from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, layer_major, per_layer_pages
+from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
 from sglang_hybrid.memory.study.geometry import GEOMETRIES, Geometry
 from sglang_hybrid.memory.study.intervals import Interval, paired_delta, paired_ratio
 from sglang_hybrid.memory.study.padded import PaddedUnified
 from sglang_hybrid.memory.study.published import Allocator, TwoStores
-from sglang_hybrid.memory.study.queue import ByteGranular, Server, StoresServer, serve
+from sglang_hybrid.memory.study.queue import ByteGranular, ColumnGranular, Server, StoresServer, serve
 from sglang_hybrid.memory.study.replay import Outcome, replay
 from sglang_hybrid.memory.study.workloads import WORKLOADS, generate
 
 SYNTHETIC = ("uniform_short", "mixed_long", "agentic_burst")
 SIZES_GIB = (1, 4)
 REPLICATES = 3
+GRANULE = 2 << 20
 Make = Callable[[Geometry, int], Allocator]
 
 
@@ -39,8 +40,12 @@ def dynamic(**settings) -> Make:
     return lambda geometry, size: TwoStores(geometry, size, 0.5, AvmpConfig(**settings), oversized=True)
 
 
-def elastic(layouts, granule_bytes=2 << 20, lockstep=True):
+def elastic(layouts, granule_bytes=GRANULE, lockstep=True):
     return lambda geometry, size: ElasticReplay(geometry, size, layouts, granule_bytes, lockstep)
+
+
+def column_ideal(lockstep: bool) -> Callable[[Geometry, int], Server]:
+    return lambda g, size: ColumnGranular(g, size, layer_major(g, size, GRANULE), lockstep)
 
 
 PUBLISHED: dict[str, Make] = {
@@ -53,6 +58,7 @@ PUBLISHED: dict[str, Make] = {
 OURS = {
     "elastic": elastic(layer_major),
     "elastic, whole promise": elastic(layer_major, lockstep=False),
+    "elastic, page-major": elastic(page_major),
     "elastic, 64 KiB granules": elastic(layer_major, 64 << 10),
     "elastic, one page per layer": elastic(per_layer_pages),
 }
@@ -203,10 +209,13 @@ def queues(grid: Grid) -> dict:
     servers: dict[str, Callable[[Geometry, int], Server]] = {
         "byte-granular ideal, whole promise": ByteGranular,
         "byte-granular ideal, lockstep": lambda g, size: ByteGranular(g, size, lockstep=True),
+        "layer-major ideal at 2 MiB, whole promise": column_ideal(lockstep=False),
+        "layer-major ideal at 2 MiB, lockstep": column_ideal(lockstep=True),
         "static 0.5": lambda g, size: StoresServer(TwoStores(g, size, 0.5)),
         "static 0.9": lambda g, size: StoresServer(TwoStores(g, size, 0.9)),
         "avmp_dynamic_b128": lambda g, size: StoresServer(TwoStores(g, size, 0.5, AvmpConfig(), oversized=True)),
-        **{name: make for name, make in OURS.items() if "64 KiB" not in name},
+        **OURS,
+        "elastic, page-major, whole promise": elastic(page_major, lockstep=False),
         "elastic, one page per layer, whole promise": elastic(per_layer_pages, lockstep=False),
     }
     result = {}

@@ -1,11 +1,13 @@
 import numpy as np
+import pytest
 
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, per_layer_pages
+from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
 from sglang_hybrid.memory.study.geometry import GEOMETRIES
 from sglang_hybrid.memory.study.intervals import paired_delta, paired_ratio
 from sglang_hybrid.memory.study.published import TwoStores
-from sglang_hybrid.memory.study.queue import ByteGranular, StoresServer, serve
+from sglang_hybrid.memory.study.queue import ByteGranular, ColumnGranular, StoresServer, serve
 from sglang_hybrid.memory.study.replay import replay
 from sglang_hybrid.memory.study.workloads import Request, generate, sharegpt_prompts
 
@@ -26,13 +28,34 @@ def test_elastic_kills_nobody_and_finishes_more_in_one_footprint():
     assert ours.budget.used == 0
 
 
-def test_single_pages_come_within_a_percent_of_the_ideal_queue():
+@pytest.mark.parametrize("layouts", [per_layer_pages, page_major])
+@pytest.mark.parametrize("geometry", [JAMBA, MAMBA2])
+def test_the_queue_comes_within_a_percent_of_the_ideal(geometry, layouts):
     trace = generate("sharegpt", 0)
     for lockstep in (False, True):
-        ideal = serve(ByteGranular(MAMBA2, GIB, lockstep), trace)
-        ours = serve(ElasticReplay(MAMBA2, GIB, per_layer_pages, lockstep=lockstep), trace)
+        ideal = serve(ByteGranular(geometry, GIB, lockstep), trace)
+        ours = serve(ElasticReplay(geometry, GIB, layouts, lockstep=lockstep), trace)
         assert ours.dropped == ideal.dropped == 0
         assert ideal.makespan <= ours.makespan <= 1.01 * ideal.makespan
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_layer_major_comes_within_a_percent_of_what_its_granule_allows(lockstep):
+    trace = generate("uniform_short", 0)
+    bytes_alone = serve(ByteGranular(JAMBA, GIB, lockstep), trace)
+    columns = serve(ColumnGranular(JAMBA, GIB, layer_major(JAMBA, GIB, 2 << 20), lockstep), trace)
+    ours = serve(ElasticReplay(JAMBA, GIB, layer_major, lockstep=lockstep), trace)
+    assert bytes_alone.makespan < columns.makespan <= ours.makespan <= 1.01 * columns.makespan
+
+
+def test_the_ideal_at_a_granule_counts_whole_columns():
+    layouts = layer_major(JAMBA, GIB, 2 << 20)  # KV columns of 1,024 tokens, 16 MiB; state columns of 8, 56 MiB
+    requests = [Request(index, 1000, 24, 0) for index in range(9)]
+    assert serve(ColumnGranular(JAMBA, (8 * 16 + 56) << 20, layouts), requests).makespan == 2 * 1024
+    assert serve(ColumnGranular(JAMBA, (9 * 16 + 2 * 56) << 20, layouts), requests).makespan == 1024
+    assert serve(ColumnGranular(JAMBA, 71 << 20, layouts), requests).dropped == 9
+    with pytest.raises(ConfigError, match="share no granule"):
+        ColumnGranular(JAMBA, GIB, page_major(JAMBA, GIB, 2 << 20))
 
 
 def test_the_queue_serves_in_order_and_drops_what_can_never_run():

@@ -36,6 +36,19 @@ def layer_major(geometry: Geometry, total_bytes: int, granule_bytes: int) -> lis
     return [kv, Layout("state", (states,), slots, granule_bytes)]
 
 
+def page_major(geometry: Geometry, total_bytes: int, granule_bytes: int) -> list[Layout]:
+    """All layers of a page, and all layers of a state, side by side: one plane each, so a column is one granule.
+
+    SGLang's unified memory pool lays its pages out this way and serves them to unchanged kernels as strided views.
+    A state need not divide the granule: two states may share one.
+    """
+    page_bytes = geometry.kv_page_bytes * geometry.kv_layers
+    kv = Layout("kv", (Planes("kv", 1, page_bytes),), total_bytes // page_bytes, granule_bytes, straddle=True)
+    state_bytes = geometry.state_layers * geometry.state_block_bytes
+    states = Planes("state", 1, state_bytes)
+    return [kv, Layout("state", (states,), total_bytes // state_bytes, granule_bytes, straddle=True)]
+
+
 class ElasticReplay:
     """Allocator (see `study.published`) and queue server over Elastic with `layouts`."""
 

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.study.geometry import KV, STATE, Geometry
 from sglang_hybrid.memory.study.published import TwoStores
 from sglang_hybrid.memory.study.store import Pages
@@ -88,14 +90,11 @@ class ByteGranular:
 
     def start(self, request: Request, tick: int) -> bool | None:
         """See Server."""
-        if self._geometry.request_bytes(request.prompt + request.gen) > self._total_bytes:
+        whole = self._geometry.pages(request.prompt + request.gen)
+        if self._held_bytes(np.array([whole]), np.array([1]))[0] > self._total_bytes:
             return None
         together = [*self._running.values(), (tick, request)]
-        if self._lockstep:
-            fits = self._peak_bytes(together) <= self._total_bytes
-        else:
-            whole = sum(self._geometry.request_bytes(other.prompt + other.gen) for _, other in together)
-            fits = whole <= self._total_bytes
+        fits = self._most_bytes(together) <= self._total_bytes
         if fits:
             self._running[request.request_id] = (tick, request)
         return fits
@@ -104,15 +103,45 @@ class ByteGranular:
         """See Server."""
         del self._running[request.request_id]
 
-    def _peak_bytes(self, together: list[tuple[int, Request]]) -> int:
+    def _held_bytes(self, pages: Pages, states: Pages) -> Pages:
+        """Bytes under `pages` KV pages (each of every attention layer) and `states` whole states."""
         geometry = self._geometry
+        page_bytes = geometry.kv_layers * geometry.kv_page_bytes
+        return pages * page_bytes + states * (geometry.state_layers * geometry.state_block_bytes)
+
+    def _most_bytes(self, together: list[tuple[int, Request]]) -> int:
+        """Most bytes that `together` will hold at any tick, from now on and until each has ended."""
         start, prompt, gen = np.array([(tick, r.prompt, r.gen) for tick, r in together], dtype=np.int64).T
         end = start + prompt + gen
-        at = np.unique(end)[:, None] - 1
-        tokens = np.clip(at - start, prompt, prompt + gen)
-        pages = np.maximum(1, -(-tokens // geometry.page_tokens))
-        each = pages * geometry.kv_layers * geometry.kv_page_bytes + geometry.state_layers * geometry.state_block_bytes
-        return int(np.where(end > at, each, 0).sum(axis=1).max())
+        if self._lockstep:
+            at = np.unique(end)[:, None] - 1  # between two ends usage only rises: it peaks just before an end
+            tokens = np.clip(at - start, prompt, prompt + gen)
+        else:
+            at = np.array([[-1]])
+            tokens = (prompt + gen)[None]
+        pages = np.maximum(1, -(-tokens // self._geometry.page_tokens))
+        running = end > at
+        return int(self._held_bytes(np.where(running, pages, 0).sum(axis=1), running.sum(axis=1)).max())
+
+
+class ColumnGranular(ByteGranular):
+    """The ideal at a granule: as ByteGranular, but memory comes in whole columns of `layouts` (KV, states).
+
+    A bound for every placement in these layouts: n live pages touch at least ceil(n / column_pages) columns, reached
+    only if pages could be moved for nothing whenever one ends. Raises ConfigError unless columns are exclusive.
+    """
+
+    def __init__(self, geometry: Geometry, total_bytes: int, layouts: Sequence[Layout], lockstep: bool = False) -> None:
+        super().__init__(geometry, total_bytes, lockstep)
+        if not all(layout.exclusive for layout in layouts):
+            raise ConfigError(f"choose layouts whose columns share no granule: {[layout.name for layout in layouts]}")
+        self._columns = [(each.column_pages, each.column_granules * each.granule_bytes) for each in layouts]
+
+    def _held_bytes(self, pages: Pages, states: Pages) -> Pages:
+        held = np.zeros_like(pages)
+        for count, (column_pages, column_bytes) in zip((pages, states), self._columns, strict=True):
+            held += -(-count // column_pages) * column_bytes
+        return held
 
 
 class StoresServer:
