@@ -7,6 +7,8 @@ product takes two bf16 passes over the state's high and low halves (relative err
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,6 @@ from sglang_hybrid_kernels.compose.check import Operators, Plan
 
 SCALAR, DIAGONAL, DENSE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 FAMILY = {"scalar": SCALAR, "diagonal": DIAGONAL, "dense": DENSE}
-BLOCK_V = 64
 LARGEST_DENSE_K = 128
 LARGEST_K = 256
 
@@ -164,27 +165,34 @@ def compose(plan: Plan) -> None:
     layers, _, heads, v, k = pool.shape
     require_supported(operators, k, pool.dtype)
     rows, groups = plan.source.numel(), plan.tree_groups
-    chain, offsets, stored = plan.chain, plan.chain_offsets, operands(operators)
-    block = min(BLOCK_V, triton.next_power_of_2(v))
-    constants = {"K": k, "V": v, "BV": block, "FAMILY": FAMILY[operators.family], **products(operators)}
-    constants |= {"num_warps": 4, "num_stages": 2}
+    chain, offsets = plan.chain, plan.chain_offsets
     if groups > 1:
         folded = Operators(
             torch.empty(layers, rows * groups, heads, k, k, dtype=torch.float32, device=device),
             torch.empty(layers, rows * groups, heads, v, k, dtype=torch.float32, device=device),
             *(None, None, None),
         )
-        blocks = triton.cdiv(v, block) + triton.cdiv(k, block)
+        tiles = tiling(operators, v, k)
+        blocks = triton.cdiv(v, tiles["BV"]) + triton.cdiv(k, tiles["BV"])
         fold_kernel[(rows * groups * layers * heads * blocks,)](
-            folded.transition, folded.end_state, chain, offsets, layers, heads, groups, *stored, **constants
+            *(folded.transition, folded.end_state, chain, offsets, layers, heads, groups), *operands(operators), **tiles
         )
+        operators = folded
         chain = torch.arange(rows * groups, dtype=torch.int32, device=device)
         offsets = torch.arange(0, rows * groups + 1, groups, dtype=torch.int32, device=device)
-        stored = operands(folded)
-        constants |= products(folded)
-    compose_kernel[(rows * layers * heads * triton.cdiv(v, block),)](
-        *(pool, *pool.stride()[:3], plan.source, plan.destination, chain, offsets, layers, heads), *stored, **constants
+    tiles = tiling(operators, v, k)
+    compose_kernel[(rows * layers * heads * triton.cdiv(v, tiles["BV"]),)](
+        *(pool, *pool.stride()[:3], plan.source, plan.destination, chain, offsets, layers, heads),
+        *operands(operators),
+        **tiles,
     )
+
+
+def tiling(operators: Operators, v: int, k: int) -> dict[str, Any]:
+    """Constants of a launch. An fp32 tile of T with the halves TF32 x 3 makes of it fills a block's shared memory."""
+    rows = 32 if operators.transition.dtype == torch.float32 and operators.family == "dense" else 64
+    made = {"K": k, "V": v, "BV": min(rows, triton.next_power_of_2(v)), "FAMILY": FAMILY[operators.family]}
+    return {**made, **products(operators), "num_warps": 8, "num_stages": 2}
 
 
 def require_supported(operators: Operators, k: int, *others: torch.dtype) -> None:
@@ -196,13 +204,13 @@ def require_supported(operators: Operators, k: int, *others: torch.dtype) -> Non
     require(fits, f"Triton takes a key dimension K (d_state) that is a power of two in 16..{largest}", k)
 
 
-def products(operators: Operators) -> dict[str, object]:
-    """How states are multiplied by transitions of this type."""
+def products(operators: Operators) -> dict[str, Any]:
+    """How states are multiplied by transitions of this storage type."""
     split = operators.transition.dtype != torch.float32
     return {"SPLIT": split, "PRECISION": "ieee" if triton.knobs.runtime.interpret else "tf32x3"}
 
 
-def operands(operators: Operators) -> list[object]:
+def operands(operators: Operators) -> list[Any]:
     """Each tensor of [..., entries, heads, ...] or None, followed by its three leading strides."""
     order = ("transition", "transition_scale", "end_state", "end_state_scale", "vanishing")
     tensors = [getattr(operators, name) for name in order]
