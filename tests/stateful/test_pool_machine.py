@@ -34,11 +34,12 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["kv", "state"]), count=st.integers(0, 40))
     def alloc(self, name, count):
         pool = self.pools[name]
-        before = pool.room
+        obtainable = self.budget.obtainable(pool)
+        assert obtainable >= pool.room
         try:
             pages = pool.alloc(count).tolist()
         except PoolExhausted:
-            assert count > before
+            assert count > obtainable
             return
         assert len(set(pages)) == len(pages) == count
         assert not set(pages) & set(self.live[name])
@@ -80,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
             pool.check()
             assert pool.live_pages == len(self.live[name])
         for pool in self.pools.values():
-            mapped += sum(1 for _ in pool._columns.mapped_runs())
+            mapped += sum(1 for _ in pool.books.mapped_runs())
         assert mapped == len(self.backing.mapped) <= TOTAL
 
 

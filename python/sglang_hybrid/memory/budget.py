@@ -118,6 +118,17 @@ class Budget:
             return False
         return pool.columns.used_granules + granules <= self.limits.get(pool.name, self.total)
 
+    def obtainable(self, pool: "Pool") -> int:
+        """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
+
+        Loose pages of other pools count as in use, so after `pool.sort()` on each the answer may be higher.
+        """
+        books = pool.books
+        used = sum(other.books.used_granules for other in self.pools.values())
+        left = min(self.total - used, self.limits.get(pool.name, self.total) - books.used_granules)
+        columns = min(left // books.column_granules, len(books.state) - books.live_columns)
+        return pool.room + columns * pool.layout.column_pages
+
     def release(self, pool: "Pool", column: int) -> int:
         """Unmap a WARM column; the granules freed. A LIVE one raises InvariantError before any driver call."""
         if pool.columns.state[column] != WARM:

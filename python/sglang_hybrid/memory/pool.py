@@ -1,5 +1,6 @@
 """A pool of pages over columns: the fullest column gives first, so the others run empty and their memory goes back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ class Pool:
     live    handed out; the caller owns it until `free`.
 
     Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever does (`columns`) sorts
-    first, so no decision rests on a loose page. When no page is loose the fullest column gives, lowest pages first.
-    `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
+    first, so no decision rests on a loose page; `books` is the account without that. When no page is loose the fullest
+    column gives, lowest pages first. `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler
+    owns it.
 
     A page freed twice, or never handed out, is an InvariantError: at once and with nothing changed if `checked`
     (SGLang: its memory pool's debug mode), otherwise by the next `sort` at the latest.
@@ -38,6 +40,7 @@ class Pool:
         self.checked = checked
         self.now = 0.0
         self.live_pages = 0
+        self.recall: Callable[[], None] | None = None  # asks who hoards live pages unused to free them; before a sort
         self._columns = Columns(layout, first_plane)
         self._per_column = layout.column_pages
         self._pages = self._head = layout.pages
@@ -62,8 +65,12 @@ class Pool:
     @property
     def columns(self) -> Columns:
         """The columns, as they are once every loose page is sorted."""
-        if self._head < self._pages:
-            self.sort()
+        self.sort()
+        return self._columns
+
+    @property
+    def books(self) -> Columns:
+        """The columns as they stand: those that only loose pages keep LIVE are LIVE, nobody is asked for pages."""
         return self._columns
 
     @property
@@ -98,13 +105,17 @@ class Pool:
         self._head = start
         self.live_pages -= count
         if self._pages - start > _SORT_AT:
-            self.sort()
+            self._sort()
 
     def sort(self) -> None:
         """Put every loose page on the books of its column; columns that are empty then turn WARM."""
+        if self.recall is not None:
+            self.recall()
+        if self._head < self._pages:
+            self._sort()
+
+    def _sort(self) -> None:
         loose = self._stack[self._head :]
-        if not len(loose):
-            return
         self._mark_sorted(loose)
         free, size = self._free, self._per_column
         counts = np.bincount(loose // size)
@@ -125,7 +136,8 @@ class Pool:
         raise InvariantError(f"pages of pool {self.name!r} were freed twice or while not live: {loose[:8].tolist()}")
 
     def _require_live(self, pages: Pages) -> None:
-        self.sort()
+        if self._head < self._pages:
+            self._sort()
         if not self._is_inside(pages) or self._marks[pages].any() or len(np.unique(pages)) != len(pages):
             raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
 

@@ -196,6 +196,42 @@ def test_freeing_moves_nothing_until_somebody_asks_about_memory():
     budget.check()
 
 
+def test_whoever_hoards_free_pages_is_asked_before_memory_moves():
+    """An allocator with a free list of its own on the device: pages live for the pool, unused by anybody."""
+    budget, kv, state, _ = build(total=5)
+    hoard = [kv.alloc(30)]
+
+    def give_back():
+        while hoard:
+            kv.free(hoard.pop())
+
+    kv.recall = give_back
+    assert budget.obtainable(state) == 0
+    assert budget.obtainable(kv) == 2
+    assert len(hoard) == 1  # a capacity question disturbs nobody
+    kv.alloc(2)
+    with pytest.raises(PoolExhausted):
+        state.alloc(3)
+    assert (hoard, kv.live_pages, budget.used) == ([], 2, 2)
+    assert len(state.alloc(1)) == 1
+    budget.check()
+
+
+def test_what_is_obtainable_can_be_had():
+    budget, kv, state, _ = build(total=9, limits={"kv": 6, "state": 9})
+    pages = kv.alloc(20)
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 16, 2)
+    kv.free(pages[:16])  # a loose column counts as in use until somebody sorts
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (28 + 16, 2)
+    kv.sort()
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 32, 4)
+    state.alloc(4)
+    assert budget.obtainable(kv) == 12
+    kv.alloc(12)
+    assert budget.obtainable(kv) == 0
+    budget.check()
+
+
 def test_the_caller_keeps_its_arrays():
     _, kv, _, _ = build()
     pages = kv.alloc(20)
