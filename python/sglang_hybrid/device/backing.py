@@ -5,6 +5,7 @@ page, as kvcached measured), so unmapped granules stay in a pool and are mapped 
 need, from any thread; `trim` gives them back to the system.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
@@ -15,13 +16,17 @@ from sglang_hybrid.memory.backing import Granule, Run, require_mapped, require_u
 
 
 class PooledBacking:
-    """A Backing (see memory.backing) over a Driver. `plane_granules` gives the length of every plane's range.
+    """A Backing (see memory.backing) over a Driver. `plane_granules` gives the length of every plane.
 
-    Owns the reserved ranges and every physical handle. `limit` is the most granules it may ever create: the budget,
-    hence the machine's memory is taken once and not twice. Use `close` or a with-statement; the ranges end with it.
+    The planes lie one after the other in one reserved range, in order and without gaps.
+
+    Owns the range and every physical handle. `limit` is the most granules it may ever create: the budget,
+    hence the machine's memory is taken once and not twice. Use `close` or a with-statement; the range ends with it.
     """
 
     def __init__(self, driver: Driver, plane_granules: Sequence[int], granule_bytes: int, limit: int) -> None:
+        if not sum(plane_granules):
+            raise ConfigError(f"a backing needs at least one plane with a granule: {tuple(plane_granules)}")
         if granule_bytes % driver.granularity_bytes:
             raise ConfigError(f"use granules of a multiple of {driver.granularity_bytes} bytes: {granule_bytes}")
         if limit * granule_bytes > driver.available_bytes():
@@ -38,13 +43,10 @@ class PooledBacking:
         self._created = 0
         self._lock = threading.Lock()  # guards _pooled and _created: prefill may run on another thread
         self._creating = threading.Lock()  # one creation at a time; taken before _lock
-        self._bases: list[int] = []
-        try:
-            for size in self.plane_granules:
-                self._bases.append(driver.reserve(size * granule_bytes, granule_bytes))
-        except HybridError:
-            self._free_reservations()
-            raise
+        self._range_bytes = sum(self.plane_granules) * granule_bytes
+        starts = itertools.accumulate(self.plane_granules, initial=0)
+        base = driver.reserve(self._range_bytes, granule_bytes)  # one range, so equal planes can be one tensor
+        self._bases = [base + start * granule_bytes for start in starts][:-1]
 
     def __enter__(self) -> "PooledBacking":
         return self
@@ -141,7 +143,8 @@ class PooledBacking:
         if self._mapped:
             self.unmap([Run(plane, granule, 1) for plane, granule in self._mapped])
         self.trim(0)
-        self._free_reservations()
+        base, self._bases = self._bases[0], []
+        self.driver.free_reservation(base, self._range_bytes)
 
     def check(self) -> None:
         """Raise InvariantError unless every created handle is either mapped once or pooled once."""
@@ -203,13 +206,8 @@ class PooledBacking:
             count = len(lost) + closed
             raise InvariantError(f"a failed unmap could not be undone; stop using the backing: {count}") from error
 
-    def _free_reservations(self) -> None:
-        while self._bases:
-            plane = len(self._bases) - 1
-            self.driver.free_reservation(self._bases.pop(), self.plane_granules[plane] * self.granule_bytes)
-
     def _require_owner(self) -> None:
         if os.getpid() != self._owner_pid:
             raise ConfigError(f"create the backing in the process that uses it (spawn, not fork): {os.getpid()}")
-        if not self._bases and self.plane_granules:
+        if not self._bases:
             raise InvariantError("the backing is closed; create a new one: 0 ranges")

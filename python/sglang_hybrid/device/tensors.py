@@ -5,7 +5,9 @@ driver about a reserved but unmapped address, as other doors do, fails.
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +66,24 @@ def bytes_at(address: int, size_bytes: int, device: torch.device, owner: object 
     return flat
 
 
+def stacked_tensor(
+    backing: PooledBacking,
+    layout: Layout,
+    planes: Planes,
+    first_plane: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """All planes of `planes` as one tensor of shape [planes.count, slots, *shape] and `dtype`; slots = all columns.
+
+    `first_plane` is the number of the layout's first plane. A slot's elements are contiguous; the stride between
+    slots is `planes.slot_bytes`. Contiguous as a whole if slots are not padded and fill their last granule. Only
+    mapped slots may be touched. Raises ConfigError if a slot cannot hold `shape`.
+    """
+    return _rows(backing, layout, planes, first_plane, Rows(planes.count, tuple(shape), dtype), 0, device)
+
+
 def plane_tensors(
     backing: PooledBacking,
     layout: Layout,
@@ -73,24 +93,71 @@ def plane_tensors(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """One tensor per plane of `planes`, each of shape [slots, *shape] and `dtype`, slots = all columns of the layout.
+    """One tensor per plane of `planes`, each of shape [slots, *shape]; see `stacked_tensor`."""
+    return list(stacked_tensor(backing, layout, planes, first_plane, shape, dtype, device).unbind())
 
-    `first_plane` is the number of the layout's first plane. A slot's elements are contiguous; the stride between
-    slots is `planes.slot_bytes`. Only mapped slots may be touched. Raises ConfigError if a slot cannot hold `shape`.
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows (one per layer) of `shape` and `dtype`, one after the other in every slot."""
+
+    count: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def page_major_tensors(
+    backing: PooledBacking, layout: Layout, first_plane: int, rows: Sequence[Rows], device: torch.device
+) -> list[torch.Tensor]:
+    """Tensors over a layout of one plane whose slots hold all layers side by side: `rows[0]`, then `rows[1]`, ...
+
+    One tensor per entry of `rows`, of shape [count, slots, *shape]; [layer] of it is strided by whole slots. Raises
+    ConfigError if the slot cannot hold all rows, or a row would not be aligned to its dtype.
     """
-    elements = 1
-    for length in shape:
-        elements *= length
-    if elements * dtype.itemsize > planes.slot_bytes or planes.slot_bytes % dtype.itemsize:
-        raise ConfigError(f"slots of {planes.name!r} must hold {elements} x {dtype}: {planes.slot_bytes} bytes")
-    inner = [1]
-    for length in reversed(shape[1:]):
-        inner.insert(0, inner[0] * length)
-    slots = layout.columns * layout.column_slots
-    strides = [planes.slot_bytes // dtype.itemsize, *(inner if shape else [])]
-    before = sum(other.count for other in layout.planes[: layout.planes.index(planes)])
-    tensors = []
-    for plane in range(first_plane + before, first_plane + before + planes.count):
-        flat = bytes_at(backing.address(plane), slots * planes.slot_bytes, device, owner=backing)
-        tensors.append(flat.view(dtype).as_strided((slots, *shape), strides))
+    (planes,) = layout.planes
+    offset, tensors = 0, []
+    for each in rows:
+        tensors.append(_rows(backing, layout, planes, first_plane, each, offset, device))
+        offset += each.count * each.row_bytes
     return tensors
+
+
+def _rows(
+    backing: PooledBacking,
+    layout: Layout,
+    planes: Planes,
+    first_plane: int,
+    rows: Rows,
+    offset_bytes: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """Rows over planes of their own (one row per plane), or `offset_bytes` into the slots of a single plane."""
+    item = rows.dtype.itemsize
+    inside = planes.count == 1
+    held_bytes = rows.row_bytes * (rows.count if inside else 1)
+    if offset_bytes + held_bytes > planes.slot_bytes or planes.slot_bytes % item or offset_bytes % item:
+        raise ConfigError(
+            f"slots of {planes.name!r} must hold {rows.count} x {rows.shape} of {rows.dtype} at byte {offset_bytes}: "
+            f"{planes.slot_bytes} bytes"
+        )
+    plane = first_plane + sum(other.count for other in layout.planes[: layout.planes.index(planes)])
+    sizes = backing.plane_granules[plane : plane + planes.count]
+    needed = layout.span(planes, layout.columns - 1)[1]
+    if len(sizes) < planes.count or len(set(sizes)) != 1 or sizes[0] < needed:
+        raise ConfigError(f"build the backing from the plane_granules of its layouts; {planes.name!r} differs: {sizes}")
+    plane_bytes = sizes[0] * layout.granule_bytes
+    distance = rows.row_bytes if inside else plane_bytes
+    inner = [math.prod(rows.shape[axis + 1 :]) for axis in range(len(rows.shape))]
+    flat = bytes_at(backing.address(plane), planes.count * plane_bytes, device, owner=backing)
+    slots = layout.columns * layout.column_slots
+    strides = (distance // item, planes.slot_bytes // item, *inner)
+    return (
+        flat[: len(flat) // item * item]
+        .view(rows.dtype)
+        .as_strided((rows.count, slots, *rows.shape), strides, offset_bytes // item)
+    )

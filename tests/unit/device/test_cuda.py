@@ -120,10 +120,18 @@ def test_misuse_reaches_no_driver(cuda):
     assert len(cuda.calls) == calls
 
 
-def test_reserve_failure_gives_back_what_was_reserved(cuda):
+def test_planes_lie_one_after_the_other_in_one_range(cuda):
+    backing = PooledBacking(CudaDriver(0, api=cuda), [4, 2, 2], G, limit=4)
+    assert list(cuda.reserved.values()) == [8 * G]
+    base = backing.address(0)
+    assert [backing.address(1), backing.address(2, 1)] == [base + 4 * G, base + 7 * G]
+
+
+def test_reserve_failure_leaves_nothing(cuda):
     driver = CudaDriver(0, api=cuda)
-    ok, oom = cuda.CUresult.CUDA_SUCCESS, cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    cuda.fail["cuMemAddressReserve"] = [ok, ok, oom]
+    with pytest.raises(ConfigError, match="at least one plane"):
+        PooledBacking(driver, [], G, limit=4)
+    cuda.fail["cuMemAddressReserve"] = [cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY]
     with pytest.raises(ConfigError, match="lower the reach of the pools"):
         PooledBacking(driver, [4, 4, 4], G, limit=4)
     assert cuda.reserved == {}

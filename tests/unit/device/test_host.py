@@ -10,7 +10,7 @@ import torch
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.device.tensors import bytes_at, plane_tensors
+from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, plane_tensors, stacked_tensor
 from sglang_hybrid.memory.backing import Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes
@@ -191,6 +191,57 @@ def test_padded_slots_and_every_dtype(backing):
         assert not bool((second[5].float() == 1).any())
     with pytest.raises(ConfigError, match="must hold"):
         plane_tensors(backing, layout, layout.planes[0], 0, (64 << 10,), torch.float32, CPU)
+
+
+def test_all_layers_of_a_state_are_one_tensor(driver):
+    """What SGLang's state pool indexes as [layers, slots, ...]: equal planes in one range, copied slot to slot."""
+    layout = Layout("state", (Planes("temporal", 3, G), Planes("conv", 3, G // 8)), slots=8)
+    with PooledBacking(driver, layout.plane_granules, G, limit=30) as backing:
+        pool = Pool(layout, Budget(30 * G, G, backing))
+        temporal = stacked_tensor(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
+        conv = stacked_tensor(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
+        assert (temporal.shape, conv.shape) == ((3, 8, 2, 512, 512), (3, 8, 1024, 3))
+        assert temporal.is_contiguous()
+        assert not conv.is_contiguous()  # padded slots
+        first, second = pool.alloc(2).tolist()
+        for layer in range(3):
+            temporal[layer, first], conv[layer, first] = layer + 1, -layer - 1
+        temporal[:, [second]] = temporal[:, [first]]
+        conv[:, [second]] = conv[:, [first]]
+        assert temporal[:, second, 1, 511, 511].tolist() == [1, 2, 3]
+        assert conv[:, second, 1023, 2].tolist() == [-1, -2, -3]
+        assert temporal[2].data_ptr() == backing.address(2)
+        pool.free(np.array([first, second]))
+
+
+def test_page_major_rows_are_strided_views_of_one_plane(driver):
+    """K and V of all layers of a token side by side: a granule holds 128 tokens instead of 1,024 of one layer's K."""
+    layout = Layout("kv", (Planes("kv", 1, 16 << 10),), slots=1024, page_slots=16)
+    assert (layout.column_slots, layout.column_granules) == (128, 1)
+    with PooledBacking(driver, layout.plane_granules, G, limit=4) as backing:
+        pool = Pool(layout, Budget(4 * G, G, backing))
+        each = Rows(4, (8, 128), torch.bfloat16)
+        keys, values = page_major_tensors(backing, layout, 0, [each, each], CPU)
+        tokens = (pool.alloc(10)[:, None] * 16 + np.arange(16)).reshape(-1)
+        at = torch.from_numpy(tokens)
+        for layer in range(4):
+            keys[layer][at] = float(layer + 1)
+            values[layer][at] = float(-layer - 1)
+        assert backing.mapped_bytes == 2 * G
+        assert keys[:, at[-1], 7, 127].tolist() == [1, 2, 3, 4]
+        assert values[:, at[0], 0, 0].tolist() == [-1, -2, -3, -4]
+        paged = keys[1].view(-1, 16, 8, 128)  # what paged attention kernels ask for
+        assert bool((paged[:10] == 2).all())
+        assert paged.data_ptr() == backing.address(0) + each.row_bytes
+        with pytest.raises(ConfigError, match="must hold 4 x"):
+            page_major_tensors(backing, layout, 0, [each, each, each], CPU)
+
+
+def test_a_backing_made_from_other_layouts_is_refused(driver):
+    layout = Layout("kv", (Planes("k", 2, 1024),), slots=8 * 2048)
+    for sizes in ([8, 9], [7, 7], [8]):
+        with PooledBacking(driver, sizes, G, limit=4) as backing, pytest.raises(ConfigError, match="plane_granules"):
+            plane_tensors(backing, layout, layout.planes[0], 0, (512,), torch.bfloat16, CPU)
 
 
 def test_bytes_at_keeps_its_owner_alive_and_names_the_devices_it_knows():
