@@ -68,6 +68,10 @@ class Operators:
     def tensors(self) -> dict[str, Tensor]:
         return {name: x for name, x in vars(self).items() if x is not None}
 
+    def in_order(self) -> tuple[Tensor | None, ...]:
+        """The order of the kernels' arguments."""
+        return self.transition, self.transition_scale, self.end_state, self.end_state_scale, self.vanishing
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -211,7 +211,5 @@ def products(operators: Operators) -> dict[str, Any]:
 
 
 def operands(operators: Operators) -> list[Any]:
-    """Each tensor of [..., entries, heads, ...] or None, followed by its three leading strides."""
-    order = ("transition", "transition_scale", "end_state", "end_state_scale", "vanishing")
-    tensors = [getattr(operators, name) for name in order]
-    return [item for x in tensors for item in (x, *((0, 0, 0) if x is None else x.stride()[:3]))]
+    """Each tensor [layers, entries, heads, ...] or None, followed by its three leading strides."""
+    return [item for x in operators.in_order() for item in (x, *((0, 0, 0) if x is None else x.stride()[:3]))]
