@@ -20,6 +20,7 @@ COLUMNS = {
     "stock_us, ours_us": "median microseconds, measured in turns",
     "stock_mean_us, ours_mean_us": "the same sequence of calls, mean: includes the sorts that come unasked",
     "asked_us": "ours when a question about granules follows every free, so that loose pages are sorted every time",
+    "sorting": "microseconds to sort as many loose pages as there can be before they are sorted unasked, shuffled",
     "ratio": "ours over stock",
     "free_pages": "whole: a sixteenth in use, the rest in one piece; scattered: a random quarter in use",
 }
@@ -100,12 +101,13 @@ def pairs(rounds: int) -> list[dict]:
         for pool_tokens in POOLS:
             stock, ours, asked = (make(pool_tokens, page, scattered) for make in (Stock, Ours, Ours))
             for tokens in (256, 1024, 4096):
-                calls = [(stock.pair, tokens), (ours.pair, tokens), (asked.pair_and_ask, tokens)]
-                timed = alternate([lambda call=call, n=n: call(n) for call, n in calls], rounds)
+                calls = [lambda n=tokens, one=one: one.pair(n) for one in (stock, ours)]
+                stock_us, ours_us = alternate(calls, rounds)
+                _, asked_us = alternate([calls[0], lambda n=tokens, one=asked: one.pair_and_ask(n)], rounds)
                 row = {"page": page, "free_pages": "scattered" if scattered else "whole"}
                 row |= {"pool_tokens": pool_tokens, "request_tokens": tokens}
-                row |= dict(zip(("stock_us", "ours_us", "asked_us"), timed, strict=True))
-                row |= {"ratio": round(timed[1] / timed[0], 3), "asked_ratio": round(timed[2] / timed[0], 3)}
+                row |= {"stock_us": stock_us, "ours_us": ours_us, "ratio": round(ours_us / stock_us, 3)}
+                row |= {"asked_us": asked_us}
                 rows.append(row)
                 print(row, flush=True)
             ours.budget.check()
@@ -139,3 +141,35 @@ def churn(rounds: int) -> list[dict]:
             rows.append(row)
             print(row, flush=True)
     return rows
+
+
+def quantiles(samples: list[tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """p50, p99 and maximum of (elapsed, processor) seconds, in microseconds."""
+    found = {}
+    for name, values in zip(("elapsed_us", "processor_us"), zip(*samples, strict=True), strict=True):
+        ordered = sorted(values)
+        at = {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
+        found[name] = {key: round(value * 1e6, 1) for key, value in at.items()} | {"samples": len(ordered)}
+    return found
+
+
+def sorting(rounds: int) -> dict:
+    """The longest sort there can be, in the largest pool, and the allocation after it."""
+    side = Ours(POOLS[-1], 1, scattered=True)
+    shuffle = np.random.default_rng(2)
+    took: dict[str, list[tuple[float, float]]] = {"draw": [], "sort": []}
+
+    def timed(name: str, call: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        start, busy = time.perf_counter(), time.thread_time()
+        given = call()
+        took[name].append((time.perf_counter() - start, time.thread_time() - busy))
+        return given
+
+    for _ in range(rounds):
+        pages = timed("draw", lambda: side.pool.alloc(1 << 15))
+        side.pool.free(shuffle.permutation(pages))
+        timed("sort", side.pool.sort)
+    row = {"pool_tokens": POOLS[-1], "loose_pages": 1 << 15}
+    row |= {name: quantiles(samples) for name, samples in took.items()}
+    print(row, flush=True)
+    return row

@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import provenance
 from allocation import COLUMNS as ALLOCATION_COLUMNS
-from allocation import churn, pairs
+from allocation import churn, pairs, quantiles, sorting
 
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
@@ -53,16 +53,6 @@ def build(layouts: list[Layout], total: int) -> tuple[Budget, PooledBacking, lis
     budget = Budget(total * GRANULE, GRANULE, backing, returns=ReturnConfig(idle=0))
     pools = [Pool(layout, budget, first) for layout, first in zip(layouts, first_planes(layouts), strict=True)]
     return budget, backing, pools, driver
-
-
-def quantiles(samples: list[tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """p50, p99 and maximum of (elapsed, processor) seconds, in microseconds."""
-    found = {}
-    for name, values in zip(("elapsed_us", "processor_us"), zip(*samples, strict=True), strict=True):
-        ordered = sorted(values)
-        at = {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
-        found[name] = {key: round(value * 1e6, 1) for key, value in at.items()} | {"samples": len(ordered)}
-    return found
 
 
 def resident(cycles: int) -> dict:
@@ -146,7 +136,8 @@ def main() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    result = {"resident": resident(5), "stall": stalls(rounds), "pairs": pairs(rounds), "churn": churn(4 * rounds)}
+    result = {"resident": resident(5), "stall": stalls(rounds), "sorting": sorting(rounds)}
+    result |= {"pairs": pairs(rounds), "churn": churn(4 * rounds)}
     head = provenance.head("sglang", "torch", "numpy")
     scope = "host memory, one thread, machine shared with other work; not run on a GPU"
     extra = {"rounds": rounds, "load_average": [round(load, 1), round(os.getloadavg()[0], 1)], "scope": scope}
