@@ -100,6 +100,7 @@ def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
     if not plan.slots.numel() or not state.numel():
         return h, v_new
     counts = plan.chunk_counts()
+    wide = plan.chunk_size > 32 or operators.transition.dtype == torch.float32  # else registers spill
     block = min(BLOCK_V, max(16, triton.next_power_of_2(v)))
     chunk_h_jump_kernel[(triton.cdiv(v, block), plan.slots.numel() * heads)](
         *(k, plan.w, u, plan.g, v_new, h, state, *state.stride()[:2], plan.slots, plan.cu_seqlens, plan.request_rows),
@@ -114,7 +115,7 @@ def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
         PER_CHANNEL=plan.per_channel,
         FAMILY=FAMILY[operators.family],
         **products(operators),
-        num_warps=4,
+        num_warps=8 if wide else 4,
         num_stages=2,
     )
     return h, v_new

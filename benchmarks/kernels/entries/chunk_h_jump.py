@@ -1,0 +1,76 @@
+"""chunk_h_jump: one linear layer of a request that is assembled from cached segments, seam tokens run between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from registry import MODELS, QWEN3_NEXT, Case, Model
+from torch import Tensor
+
+from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
+
+SEAM, QUERY = 16, 64
+"""Tokens run at a seam (eight on each side), and behind the last segment."""
+
+
+def _inputs(model: Model, seams: int, size: int, stored: torch.dtype) -> Any:
+    def build(device: torch.device, generator: torch.Generator, small: bool) -> dict[str, Any]:
+        heads, k, rows = model.value_heads, model.head_dim, 2 if small else seams + 1
+        lengths = [SEAM] * (rows - 1) + [QUERY]
+        tokens = sum(lengths)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device)
+
+        key = torch.nn.functional.normalize(random(tokens, model.key_heads, k), dim=-1)
+        row_starts = torch.tensor([0, *lengths], device=device).cumsum(0)
+        index = {"cu_seqlens": row_starts, "request_rows": [0, rows], "jump": list(range(rows)), "slots": [1]}
+        return {
+            "k": key.bfloat16(),
+            "w": (random(tokens, heads, k) * 0.1 * k**-0.5).bfloat16(),
+            "u": random(tokens, heads, k).bfloat16(),
+            "g": -0.1 * random(tokens, heads).abs(),
+            "state": random(2, heads, k, k),
+            "transition": (random(rows, heads, k, k) * k**-0.5).to(stored),
+            "end_state": random(rows, heads, k, k).to(stored),
+            "chunk_size": size,
+            **{name: torch.as_tensor(value, device=device) for name, value in index.items()},
+        }
+
+    return build
+
+
+def _call(**inputs: Any) -> tuple[Tensor, ...]:
+    h, v_new = chunk_h_jump(**inputs, check_slots=False)
+    counts = (inputs["cu_seqlens"].diff() + inputs["chunk_size"] - 1) // inputs["chunk_size"]
+    return inputs["state"][1], v_new, h[: int(counts.sum())]
+
+
+def _case(model: Model, seams: int, size: int, stored: torch.dtype) -> Case:
+    heads, k, rows = model.value_heads, model.head_dim, seams + 1
+    tokens = SEAM * seams + QUERY
+    chunks = seams * -(-SEAM // size) + -(-QUERY // size)
+    matrix = heads * k * k
+    return Case(
+        operation="chunk_h_jump",
+        name=f"{model.name} seams={seams} chunk={size} {str(stored).removeprefix('torch.')}",
+        inputs=_inputs(model, seams, size, stored),
+        call=_call,
+        tolerance=0.02,
+        moved_bytes=(
+            rows * 2 * matrix * stored.itemsize  # operators
+            + chunks * matrix * 2  # h
+            + 2 * matrix * 4  # state
+            + tokens * (heads * k * 3 * 2 + model.key_heads * k * 2 + heads * 4)  # w, u, v_new, k, g
+        ),
+        flops=rows * 2 * matrix * k + tokens * 4 * matrix,
+    )
+
+
+CASES = [
+    *(_case(model, 16, 16, torch.bfloat16) for model in MODELS),
+    _case(QWEN3_NEXT, 16, 64, torch.bfloat16),
+    _case(QWEN3_NEXT, 16, 16, torch.float32),
+    _case(QWEN3_NEXT, 4, 16, torch.bfloat16),
+]
