@@ -1,4 +1,4 @@
-"""The `sglang-hybrid` command: serve, simulate, doctor, spec."""
+"""The `sglang-hybrid` command: serve, simulate, replay, doctor, spec."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ usage: sglang-hybrid COMMAND ...
 
   serve ...          start a server (the same as python -m sglang_hybrid.launch_server)
   simulate ...       replay traces against cache policies and capacities
+  replay LOG ...     take the decisions of a server's request log again and compare them; exit status 1 if one differs
   spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json)
   doctor             this environment and what is wrong with it; exit status 1 if something is
 """
@@ -49,6 +50,27 @@ def _simulate(arguments: list[str]) -> int:
     return cli.main(arguments)
 
 
+def _replay(arguments: list[str]) -> int:
+    from pathlib import Path
+
+    from sglang_hybrid.prefix.request_log import replay
+
+    if not arguments:
+        raise ConfigError("name at least one request log, as written under --hybrid-request-log: none given")
+    differ = 0
+    for log in arguments:
+        found = replay(Path(log))
+        end = "" if found.complete else " (the log was full)"
+        print(  # noqa: T201
+            f"{log}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
+            f"{len(found.differences)} decided differently{end}"
+        )
+        for difference in found.differences[:20]:
+            print(f"  {difference}")  # noqa: T201
+        differ += len(found.differences)
+    return 1 if differ else 0
+
+
 def _spec(arguments: list[str]) -> int:
     from sglang_hybrid.core import spec
 
@@ -72,7 +94,7 @@ def _doctor(arguments: list[str]) -> int:
     return 1 if any(finding.problem for finding in findings) else 0
 
 
-COMMANDS = {"serve": _serve, "simulate": _simulate, "spec": _spec, "doctor": _doctor}
+COMMANDS = {"serve": _serve, "simulate": _simulate, "replay": _replay, "spec": _spec, "doctor": _doctor}
 
 if __name__ == "__main__":
     sys.exit(main())

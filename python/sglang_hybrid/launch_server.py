@@ -65,6 +65,7 @@ def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str
     from sglang_hybrid.engine import arguments, preflight
 
     preflight.check_port(namespace.host, namespace.port)
+    preflight.check_files(config)
     model = preflight.inspect_model(namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, arguments.slots_per_request(namespace))

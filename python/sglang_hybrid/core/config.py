@@ -29,6 +29,32 @@ class HybridConfig:
         "radix cache backend: 'hybrid' is ours, 'stock' leaves SGLang's own cache in place and only logs",
         ("hybrid", "stock"),
     )
+    admission: str = _option(
+        "judicious",
+        "what is checkpointed: 'judicious' branch points, boundaries and tails as the history advises, 'marconi' the "
+        "paper's branch point and end, 'upstream' what SGLang does",
+        ("judicious", "marconi", "upstream"),
+    )
+    eviction: str = _option(
+        "forecast",
+        "what leaves first: 'forecast' by expected reuse and FLOPs per byte, 'marconi' the paper's score, 'lru' what "
+        "SGLang does",
+        ("forecast", "marconi", "lru"),
+    )
+    marconi_alpha: float = _option(
+        -1.0, "weight of FLOP efficiency under --hybrid-eviction marconi; -1 follows the regret of past evictions"
+    )
+    request_log: str = _option(
+        "", "file to record every decision of the cache in, for `sglang-hybrid replay`; tokens are hashed"
+    )
+    request_log_mb: float = _option(256.0, "where the request log ends, in MB")
+    request_log_tokens: str = _option(
+        "hashed", "'plain' writes the tokens of users into the request log", ("hashed", "plain")
+    )
+    seed_prefixes: str = _option(
+        "", 'JSONL file of hot prefixes, one {"input_ids": [...]} a line: checkpointed the first time they are computed'
+    )
+    log_interval_s: float = _option(60.0, "least seconds between two summaries of the cache in the log; 0 is never")
     cpu_memory_gb: float = _option(
         1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
     )
@@ -40,6 +66,12 @@ class HybridConfig:
             choices = option.metadata["choices"]
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
+        if self.marconi_alpha != -1.0 and not self.marconi_alpha >= 0.0:
+            raise ConfigError(f"marconi_alpha must be 0 or more, or -1 to be tuned online: {self.marconi_alpha}")
+        if not self.request_log_mb > 0:
+            raise ConfigError(f"request_log_mb must be positive, for example 256: {self.request_log_mb}")
+        if not self.log_interval_s >= 0:
+            raise ConfigError(f"log_interval_s must be 0 (never) or more: {self.log_interval_s}")
         if not self.cpu_memory_gb > 0:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:

@@ -30,9 +30,15 @@ def register() -> None:
         from sglang_hybrid.engine import cpu
 
         _required_hooks.extend(cpu.register_hooks())
+    if multiprocessing.parent_process() is not None:  # a scheduler, or one of the processes that load plugins too
+        from sglang_hybrid.engine.cache import hooks
+
+        _required_hooks.extend(hooks.register())
     if multiprocessing.parent_process() is None:  # only the HTTP process has children to lose
+        from sglang_hybrid.engine.cache import boundaries, usage
+
         HookRegistry.register(compat.CHILD_DIED, _explain_dead_child, HookType.BEFORE)
-        _required_hooks.append(compat.CHILD_DIED)
+        _required_hooks.extend([compat.CHILD_DIED, *usage.register(), *boundaries.register()])
     register_radix_cache_backend(NAME, build_cache)
 
 
@@ -49,11 +55,11 @@ def verify_hooks() -> None:
 
 def build_cache(ctx: Any) -> Any:
     """Radix cache factory, called once in each scheduler process with SGLang's TreeCacheBuildContext."""
-    from sglang.srt.mem_cache.registry import default_radix_cache_factory
+    from sglang_hybrid.engine.cache import build
 
     verify_hooks()
     config = HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
-    cache = default_radix_cache_factory(ctx)
+    cache = build.build(ctx, config, report.model_spec(ctx))
     if ctx.tp_rank == 0:
         for line in report.start_block(ctx, cache, config):
             logger.info(line)

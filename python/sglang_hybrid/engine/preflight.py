@@ -11,8 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.prefix.request_log import RequestLog
+from sglang_hybrid.prefix.seeds import read_prefixes
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
@@ -95,6 +98,13 @@ def check_port(host: str, port: int) -> None:
             raise ConfigError(
                 f"cannot listen on {host} ({error.strerror}); stop the other server or pass another --port: {port}"
             ) from error
+
+
+def check_files(config: HybridConfig) -> None:
+    """Raise ConfigError for a request log that cannot be written or hot prefixes that cannot be read."""
+    read_prefixes(config.seed_prefixes)
+    if config.request_log:
+        RequestLog(Path(config.request_log).expanduser(), 1).close()
 
 
 def check_sizes(namespace: Any, spec: ModelSpec | None, slots_per_request: int) -> None:

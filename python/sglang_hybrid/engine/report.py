@@ -46,7 +46,7 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
     """Lines for the log: model, layers, bytes, capacity, cache, concurrency and what limits it."""
     args = compat.resolved(ctx.server_args)
     pools = read_pools(ctx.params.req_to_token_pool, ctx.params.token_to_kv_pool_allocator)
-    spec = _spec(ctx)
+    spec = model_spec(ctx)
     lines = [
         "sglang-hybrid is active:",
         f"  model        {_name(ctx)}: {_layers(ctx, spec)}",
@@ -66,7 +66,8 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
     return lines
 
 
-def _spec(ctx: Any) -> ModelSpec | None:
+def model_spec(ctx: Any) -> ModelSpec | None:
+    """The cost model of the served model, None where its architecture is not known."""
     try:
         return from_config(ctx.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
     except ConfigError:

@@ -90,6 +90,26 @@ class History:
             self.table.refresh()
         return Sighting(found.kv_tokens, marks, branch, tip)
 
+    def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
+        """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.
+
+        Returns the mark at the end of `tokens`.
+        """
+        found = self.tree.match(tokens)
+        held = next((node for node in path_nodes(found.node, int(tokens.size)) if node.state is tip), None)
+        leaf = self.tree.insert(tokens, now, found=found)
+        if held is None or held is leaf or tip.hits or leaf.state is not None:
+            mark = self._mark(leaf, Kind.APPENDED, now)
+        else:
+            mark = tip
+            self.tree.attach(leaf, tip)
+            self._recency[leaf.id] = leaf
+            self._forget(held)
+            tip.last_s = now
+            self._touch(tip, now)
+        self._evict()
+        return mark
+
     def restart(self, mark: Mark, now: float) -> None:
         """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
         if mark.last_s < now:
@@ -165,6 +185,10 @@ class History:
             self._forget(oldest)
         self.tree.changed.clear()
         self.tree.rebased.clear()
+
+    def class_of(self, mark: Mark) -> int:
+        """The reuse class of a mark that is not in the history."""
+        return reuse_class(mark)
 
     def _forget(self, node: Node[Mark]) -> None:
         del self._recency[node.id]

@@ -22,10 +22,14 @@ class Mark:
 
     `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
     `gap_s` averages the last gaps between uses, `reuse_class` indexes the reuse table. `version` belongs to the
-    history: it changes with every use there.
+    history: it changes with every use there. `lost` and `refused` say why a checkpoint is not there: given up for
+    another, or never taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept,
+    because no state stands behind them.
     """
 
-    __slots__ = ("gap_s", "hits", "kind", "last_s", "reuse_class", "touch", "version")
+    __slots__ = (
+        "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "touch", "unkept", "version",
+    )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
         self.kind = kind
@@ -35,6 +39,10 @@ class Mark:
         self.touch = touch
         self.reuse_class = 0
         self.version = 0
+        self.heir: Mark | None = None
+        self.lost = False
+        self.refused = False
+        self.unkept = 0
 
     def use(self, now: float) -> None:
         """Count one use at `now` seconds: hits, mean gap, last use."""

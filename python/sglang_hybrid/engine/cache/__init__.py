@@ -1,0 +1,13 @@
+"""MambaRadixCache: SGLang's unified radix cache with the decisions of `prefix/`.
+
+| what SGLang does                          | what stands in its place                    | where                     |
+|-------------------------------------------|---------------------------------------------|---------------------------|
+| one state per prefill, branch *or* tail   | branch, boundaries and tail of one prefill  | driver.py, forward.py     |
+| states and KV leave by two orders of age  | by one score, O(log n) a victim             | victims.py, components.py |
+| an assertion where states run out         | no checkpoint, a miss, a later admission    | components.py, hooks.py   |
+| a miss is a number                        | a miss has a reason                         | metrics.py, usage.py      |
+
+The tree decides, the cache executes: `prefix.serving.Decisions` is pure, `driver.Driver` asks it and applies what it
+says, `build.build` assembles both. The components are SGLang's own, subclassed: HiCache, sessions and paging stay
+SGLang's.
+"""

@@ -1,0 +1,50 @@
+"""Positions of a prompt that others will share: named by the request, or the end of its first message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+
+KEY = "cache_boundaries"
+"""Key of a request's `custom_params`: token positions, counted from the start of its prompt."""
+
+VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+
+
+def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
+    """The positions a request names; raises ConfigError if they are no positions in its prompt."""
+    given = (custom_params or {}).get(KEY, ()) if isinstance(custom_params, (dict, type(None))) else ()
+    if not isinstance(given, (list, tuple)) or any(type(at) is not int for at in given):
+        raise ConfigError(f"custom_params.{KEY} is a list of token positions: {given!r}")
+    if any(not 0 < at <= prompt_tokens for at in given):
+        raise ConfigError(
+            f"custom_params.{KEY} are positions in the prompt, which has {prompt_tokens} tokens: {list(given)}"
+        )
+    return tuple(sorted(set(given)))
+
+
+def first_message(tokens: np.ndarray, ends: np.ndarray) -> tuple[int, ...]:
+    """The position behind the first token of `tokens` that ends a message (a system prompt), if more follows."""
+    found = np.flatnonzero(np.isin(tokens, ends)) if ends.size else ends
+    return (int(found[0]) + 1,) if found.size and found[0] + 1 < tokens.size else ()
+
+
+def register() -> list[str]:
+    """Register the check of requests in the HTTP process and return its target."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(VALIDATE, validate, HookType.BEFORE)
+    return [VALIDATE]
+
+
+def validate(_: Any, obj: Any, input_ids: Any) -> None:
+    """Refuse a request whose boundaries lie outside its prompt, with status 400 and for that request alone."""
+    sampling = getattr(obj, "sampling_params", None)
+    if isinstance(sampling, dict) and input_ids is not None and sampling.get("custom_params"):
+        try:
+            named(sampling["custom_params"], len(input_ids))
+        except ConfigError as error:
+            raise ValueError(str(error)) from error

@@ -1,0 +1,96 @@
+"""Assembles the MambaRadixCache of one scheduler process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cache import forward, hooks, metrics
+from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.victims import Victims
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
+from sglang_hybrid.prefix.seeds import read_prefixes
+from sglang_hybrid.prefix.serving import Decisions
+
+logger = logging.getLogger(__name__)
+
+UPSTREAM = "upstream"
+LRU = "lru"
+
+
+def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
+    """SGLang's own cache, with our components where the model has recurrent states and the cost model knows it."""
+    from sglang.srt.mem_cache.registry import default_radix_cache_factory
+
+    if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
+        return default_radix_cache_factory(ctx)
+    from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
+
+    driver = make_driver(ctx, config, spec, TYPES)
+    ctx.params.component_registry_override = {
+        TYPES["kv"]: partial(HybridFull, driver),
+        TYPES["state"]: partial(HybridMamba, driver),
+    }
+    cache = default_radix_cache_factory(ctx)
+    if driver.cache is None:
+        return cache  # SGLang chose a cache without our components: chunked only
+    hooks.activate(driver)
+    return cache
+
+
+def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str, Any]) -> Driver:
+    """The driver of one scheduler process."""
+    admits, scores = config.admission != UPSTREAM, config.eviction != LRU
+    policy = (
+        spec,
+        config.admission if admits else "judicious",
+        config.eviction if scores else "forecast",
+        config.marconi_alpha,
+    )
+    decisions = (
+        Decisions(*policy) if not config.request_log or ctx.tp_rank else RecordedDecisions(_log(config), *policy)
+    )
+    for tokens in read_prefixes(config.seed_prefixes):
+        decisions.seed(tokens, 0.0)
+    victims = Victims(decisions, types["kv"], types["state"])
+    args = compat.resolved(ctx.server_args)
+    speculates = bool(getattr(args, "speculative_algorithm", None))
+    step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner)
+    return Driver(
+        decisions,
+        victims,
+        clock=request_clock() if args.tp_size > 1 else lambda _: time.monotonic(),
+        grid=compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1,
+        step=step,
+        admits=admits,
+        scores=scores,
+        log_interval_s=config.log_interval_s if ctx.tp_rank == 0 else 0.0,
+        message_end_ids=frozenset(ctx.model_config.hf_eos_token_id or ()),
+        on_misses=metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if ctx.tp_rank == 0 else None,
+    )
+
+
+def _log(config: HybridConfig) -> RequestLog:
+    return RequestLog(
+        Path(config.request_log).expanduser(), int(config.request_log_mb * 1e6), config.request_log_tokens == "plain"
+    )
+
+
+def request_clock() -> Callable[[Any], float]:
+    """Seconds by the latest arrival stamp of any request: ranks see the same requests, not the same wall clock."""
+    latest = 0.0
+
+    def now(req: Any) -> float:
+        nonlocal latest
+        stats = getattr(req, "time_stats", None)
+        latest = max(latest, float(getattr(stats, "created_time", 0.0) or 0.0))
+        return latest
+
+    return now

@@ -1,0 +1,322 @@
+"""SGLang's cache components with our decisions: subclasses, so that HiCache, sessions and paging stay SGLang's.
+
+SGLang's signatures gained trailing arguments from 0.5.17 to 0.5.23: everything but what is needed here passes through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import zero_match_result
+from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
+
+from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.prefix.serving import Pool
+
+
+class _Ordered:
+    """Eviction by our index: mixed into a component, whose own order is the fallback."""
+
+    _pool: Pool
+    driver: Driver | None
+
+    def _begin(self, request_cnt: int) -> None:
+        self._wanted = request_cnt
+        self._tried: set[int] = set()
+        self._by_recency = False
+
+    def _victim(self, core: Any) -> Any | None:
+        assert self.driver is not None
+        return self.driver.victims.next(core, self._pool, self.driver.now(), self._tried)
+
+    def _end(self, core: Any) -> None:
+        if self.driver is not None:
+            for node_id in self._tried:
+                self.driver.victims.touch(core._node_arena.get(node_id))
+        self._tried = set()
+
+    def _orders(self, core: Any) -> bool:
+        """Session radix caches keep an order of their own, which a score must not cut across."""
+        driver = self.driver
+        return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
+
+
+class HybridFull(_Ordered, FullComponent):
+    """KV: what leaves next is the leaf that is worth least per byte."""
+
+    _pool = Pool.KV
+
+    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
+        self.driver = driver
+        super().__init__(cache, params)
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        if not self._orders(self.tree_core):
+            super()._evict_device_start(request_cnt)
+            return
+        self._begin(request_cnt)
+        self._evict_device_request_cnt = request_cnt
+        self._evict_device_last_node, self._evict_device_heap = None, []
+
+    def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._orders(self.tree_core):
+            return super()._evict_device_next_node(tracker, *args, **kwargs)
+        if tracker[self.component_type] >= self._wanted:
+            return None
+        node = None if self._by_recency else self._victim(self.tree_core)
+        if node is not None:
+            return node.id
+        if not self._by_recency:  # nothing has a price: let SGLang's order have a last look
+            self._by_recency = True
+            super()._evict_device_start(self._wanted)
+        return super()._evict_device_next_node(tracker, *args, **kwargs)
+
+    def _evict_device_end(self) -> None:
+        if self._orders(self.tree_core):
+            self._end(self.tree_core)
+        super()._evict_device_end()
+
+    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().evict_component(node, *args, **kwargs)
+
+    def commit_insert_component_data(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().commit_insert_component_data(node, *args, **kwargs)
+
+    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
+        result = super().redistribute_on_node_split(new_parent, child)
+        self._changed(new_parent)
+        self._changed(child)
+        return result
+
+    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().acquire_component_lock(node, *args, **kwargs)
+
+    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().release_component_lock(node, *args, **kwargs)
+
+    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().commit_hicache_transfer(node, *args, **kwargs)
+
+    def _changed(self, node: Any) -> None:
+        if self.driver is not None:
+            self.driver.victims.touch(node)
+            if node.parent is not None:
+                self.driver.victims.touch(node.parent)
+
+
+class HybridMamba(_Ordered, MambaComponent):
+    """States: several per prefill, evicted by score; where they run out, a checkpoint or a match is given up."""
+
+    _pool = Pool.STATES
+
+    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
+        self.driver = driver
+        super().__init__(cache, params)
+        if driver is not None:
+            driver.cache = cache
+
+    def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
+        req = getattr(params, "req", None)
+        if self.driver is None or req is None or not params.cow_mamba:
+            return result
+        tracked(req).known_tokens = result.full_kv_hit_length
+        # Where a pass can save several states, the branch is ours: SGLang would save it in place of the tail.
+        return result._replace(mamba_branching_seqlen=None) if self.driver.step else result
+
+    def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
+        if self.driver is not None and params.cow_mamba and not self._can_copy(params.req, result):
+            self.driver.counts["match_given_up"] += 1
+            result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
+        return super().finalize_match_result_in_cache(params, result)
+
+    def _can_copy(self, req: Any, result: Any) -> bool:
+        """Whether there is a slot for the request's own copy of the matched state."""
+        assert self.driver is not None
+        kv = getattr(req, "kv", req)
+        source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
+        if source is None or kv.mamba_pool_idx is not None or self.driver.states.available_size():
+            return True
+        locked = self.cache.inc_lock_ref(result.best_match_node)
+        try:
+            return self.driver.ensure(1)
+        finally:
+            self.cache.dec_lock_ref(result.best_match_node, locked.to_dec_params())
+
+    def prepare_for_caching_req(
+        self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        driver = self.driver
+        if driver is None:
+            return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+        record = tracked(req)
+        insert_params.hybrid_record = record
+        if is_finished:
+            length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+            driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
+            insert_params.hybrid_mark = None if record.arrival is None else record.arrival.tip
+            return length
+        insert_params.hybrid_taken = taken = driver.take(record, token_ids_len)
+        if not insert_params.chunked:
+            driver.decisions.computed(req.rid)
+        takes_end = not driver.admits or self._takes_end(insert_params.chunked, bool(taken))
+        if takes_end and driver.ensure(1):
+            length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
+            if length:
+                insert_params.hybrid_spare = insert_params.chunked and driver.admits
+                if not insert_params.chunked and record.arrival is not None:
+                    insert_params.hybrid_mark = record.arrival.tip
+                return length
+        if not taken:
+            return 0
+        deepest = taken.pop(0)
+        insert_params.mamba_value = deepest.slot
+        insert_params.hybrid_mark = self._mark(record, deepest)
+        return deepest.position
+
+    def _takes_end(self, chunked: bool, planned: bool) -> bool:
+        """Whether the state at the end of this pass is kept too.
+
+        The end of a chunk is worth a slot only if slots are to spare. The end of a prompt is what the next turn
+        continues from, until the answer's own end is there; without the extra buffer it costs a copy, and the
+        checkpoint just before it, if there is one, serves the same prompt as well.
+        """
+        assert self.driver is not None
+        if chunked:
+            return self.driver.spare_states()
+        return not planned or bool(self.cache.enable_mamba_extra_buffer)
+
+    def _mark(self, record: Any, checkpoint: Checkpoint) -> Any:
+        assert self.driver is not None
+        arrival = record.arrival
+        if arrival is not None and checkpoint.wanted == max(arrival.positions, default=-1):
+            return arrival.tip  # the tail of the prompt stands for its end until the answer has one
+        return self.driver.decisions.mark(arrival, checkpoint.wanted, self.driver.now())
+
+    def commit_insert_component_data(
+        self, node: Any, is_new_leaf: bool, params: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, params, result, *args, **kwargs)
+        driver = self.driver
+        if driver is None or result.mamba_exist:
+            return
+        record = getattr(params, "hybrid_record", None)
+        mark = getattr(params, "hybrid_mark", None)
+        if mark is None:
+            arrival = None if record is None else record.arrival
+            spare = getattr(params, "hybrid_spare", False)
+            mark = driver.decisions.mark(arrival, len(params.key), driver.now(), spare=spare)
+        mark.lost = False
+        driver.saved(node, mark, record)
+
+    def cleanup_after_caching_req(
+        self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
+    ) -> None:
+        super().cleanup_after_caching_req(req, is_finished, insert_result=insert_result, insert_params=insert_params)
+        if self.driver is None:
+            return
+        record = tracked(req)
+        taken = list(getattr(insert_params, "hybrid_taken", ())) if insert_params is not None else []
+        if is_finished:
+            taken += self.driver.take(record, 1 << 62)
+            self.driver.decisions.computed(req.rid)
+        inserted = 0
+        if insert_result is not None and insert_params is not None and insert_params.key is not None:
+            inserted = len(insert_params.key)
+        for checkpoint in taken:
+            if 0 < checkpoint.position < inserted:
+                self._insert(record, checkpoint, insert_params)
+            else:
+                self.driver.give_up(checkpoint)
+        if insert_params is not None:
+            insert_params.hybrid_taken = []
+
+    def _insert(self, record: Any, checkpoint: Checkpoint, main: Any) -> None:
+        """Attach a second state of the same pass to the path that was just inserted."""
+        assert self.driver is not None
+        at = checkpoint.position
+        params = dataclasses.replace(
+            main,
+            key=main.key[:at],
+            value=main.value[:at],
+            mamba_value=checkpoint.slot,
+            prev_prefix_len=at,
+            chunked=True,
+        )
+        params.hybrid_record, params.hybrid_mark = record, self._mark(record, checkpoint)
+        if self.cache.insert(params).mamba_exist:
+            self.driver.give_up(checkpoint)
+
+    def _alloc_mamba_slot(self, *args: Any, **kwargs: Any) -> Any:
+        if self.driver is not None:
+            self.driver.ensure(1)
+        return super()._alloc_mamba_slot(*args, **kwargs)
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        if self._orders(self.tree_core):
+            self._begin(request_cnt)
+        super()._evict_device_start(request_cnt)
+
+    def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._orders(self.tree_core) or self._by_recency:
+            return super()._evict_device_next_node(tracker, *args, **kwargs)
+        done = tracker[self.component_type]
+        if done >= self._wanted:
+            return None
+        node = self._victim(self.tree_core)
+        if node is None:
+            self._by_recency = True
+            super()._evict_device_start(self._wanted)
+            return super()._evict_device_next_node(tracker, *args, **kwargs)
+        self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
+        return super()._evict_device_next_node(tracker, *args, **kwargs)
+
+    def _evict_device_end(self) -> None:
+        if self._orders(self.tree_core):
+            self._end(self.tree_core)
+        super()._evict_device_end()
+
+    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        data = node.component_data[self.component_type]
+        held = data.value is not None
+        result = super().evict_component(node, *args, **kwargs)
+        if self.driver is not None:
+            self._changed(node)
+            if held and data.value is None:
+                self.driver.victims.touch_below(node)
+                self.driver.counts["states_evicted"] += 1
+                mark = getattr(node, "hybrid_mark", None)
+                if mark is not None and data.host_value is None:
+                    self.driver.decisions.evicted(mark)
+        return result
+
+    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
+        result = super().redistribute_on_node_split(new_parent, child)
+        self._changed(child)
+        return result
+
+    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().acquire_component_lock(node, *args, **kwargs)
+
+    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().release_component_lock(node, *args, **kwargs)
+
+    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().commit_hicache_transfer(node, *args, **kwargs)
+
+    def _changed(self, node: Any) -> None:
+        if self.driver is not None:
+            self.driver.victims.touch(node)
+
+
+TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA}

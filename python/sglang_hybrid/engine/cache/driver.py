@@ -1,0 +1,262 @@
+"""One scheduler's side of the cache: turns what SGLang does into questions to `Decisions`, and keeps accounts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache import requests
+from sglang_hybrid.engine.cache.boundaries import first_message, named
+from sglang_hybrid.engine.cache.metrics import Summary
+from sglang_hybrid.engine.cache.requests import Checkpoint, Tracked, tracked
+from sglang_hybrid.engine.cache.victims import Victims, end_tokens
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.misses import Seen, attribute
+from sglang_hybrid.prefix.serving import Decisions
+
+logger = logging.getLogger(__name__)
+
+
+_WINDOW = 8
+"""More tokens than any convolution window of a model: a pass must compute that many to save one."""
+
+
+class Driver:
+    """Shared by the two components of one cache.
+
+    `grid`: tokens between positions that can be restarted from (1 without the extra buffer). `step`: tokens between the
+    states a forward pass can give back, counted from where the pass begins; 0 if it gives none. `admits` and `scores`
+    say whether admission and eviction are ours; with neither, SGLang's decisions pass through and are only accounted.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        victims: Victims,
+        clock: Callable[[Any], float],
+        grid: int,
+        step: int,
+        admits: bool = True,
+        scores: bool = True,
+        log_interval_s: float = 0.0,
+        message_end_ids: frozenset[int] = frozenset(),
+        on_misses: Callable[[int, dict[str, int]], None] | None = None,
+    ) -> None:
+        self.decisions = decisions
+        self.victims = victims
+        self.grid = grid
+        self.step = step if admits else 0
+        self.admits = admits
+        self.scores = scores
+        self.cache: Any = None
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._message_ends = np.array(sorted(message_end_ids), np.int64)
+        self._on_misses = on_misses
+        self._summary = Summary(log_interval_s)
+        self._outstanding: dict[int, Checkpoint] = {}
+
+    def now(self, req: Any = None) -> float:
+        """Seconds, the same on every rank."""
+        return self._clock(req)
+
+    @property
+    def states(self) -> Any:
+        """SGLang's allocator of state slots."""
+        return self.cache.req_to_token_pool.mamba_allocator
+
+    def spare_states(self) -> bool:
+        """Whether states may be taken that nobody asked for: an eighth of the pool and four slots are free."""
+        return bool(self.states.available_size() > self.states.size // 8 + 4)
+
+    def plan(self, batch: Any) -> None:
+        """A prefill batch is about to run: decide what each of its requests checkpoints, and find the slots."""
+        if self.cache is None or self.cache.disable:
+            return
+        for req, start, length in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
+            record = tracked(req)
+            self._arrive(req, record, start)
+            self.release(record)
+            if record.arrival is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
+                self._reserve(record, start, start + length, start + length >= len(req.origin_input_ids))
+
+    def _arrive(self, req: Any, record: Tracked, start: int) -> None:
+        if record.arrival is not None:
+            return  # a later chunk, or a request that was retracted
+        tokens = np.fromiter(req.origin_input_ids, np.int64)
+        boundaries = first_message(tokens, self._message_ends)
+        try:
+            boundaries += named(getattr(req.sampling_params, "custom_params", None), len(tokens))
+        except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
+            self.counts["bad_boundaries"] += 1
+            logger.warning("request %s: %s", req.rid, error)
+        safe = (tokens & 0x3FFFFFFF).astype(np.int32)  # multimodal placeholders are 64-bit hashes
+        record.arrival = arrival = self.decisions.arrive(
+            req.rid,
+            safe,
+            self.now(req),
+            start,
+            max(start, record.known_tokens),
+            requests.namespace(req),
+            tuple(sorted(set(boundaries))),
+        )
+        seen = Seen(
+            len(tokens),
+            start,
+            known=record.known_tokens,
+            seen=arrival.seen_tokens,
+            in_flight=arrival.in_flight_tokens,
+            lost=arrival.lost_tokens,
+            refused=arrival.refused_tokens,
+            kept=arrival.kept_tokens,
+            grid=self.grid,
+            step=max(self.grid, self.step),
+        )
+        record.misses = attribute(seen)
+        self.counts["requests"] += 1
+        self.counts["prompt_tokens"] += len(tokens)
+        self.counts["hit_tokens"] += start
+        for reason, count in record.misses.items():
+            self.counts[f"miss_{reason}"] += count
+        if self._on_misses is not None:
+            self._on_misses(start, record.misses)
+        self._summary.maybe_log(self.counts, self.states, self.now())
+
+    def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
+        assert record.arrival is not None
+        places: dict[int, int] = {}
+        for wanted in record.arrival.positions:
+            at = self._reachable(wanted, start, end)
+            if at is not None:
+                places[at] = wanted
+        if last and self.cache.enable_mamba_extra_buffer:
+            places.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
+        for at, wanted in sorted(places.items(), reverse=True):
+            slot = self.states.alloc(1)
+            if slot is None:
+                self.counts["refused"] += 1
+                self._refuse(record, wanted)
+                continue
+            checkpoint = Checkpoint(at, wanted, slot)
+            record.planned.append(checkpoint)
+            self._outstanding[id(checkpoint)] = checkpoint
+
+    def _reachable(self, wanted: int, start: int, end: int) -> int | None:
+        """The deepest position up to `wanted` at which a pass over [start, end) can save a state."""
+        if not start < wanted <= end:
+            return None
+        if wanted == end and self.grid == 1:
+            return wanted if end - start >= _WINDOW else None
+        at = start + (wanted - start) // self.step * self.step
+        while at > start and at % self.grid:
+            at -= self.step
+        return at if at - start >= self.step else None
+
+    def _refuse(self, record: Tracked, wanted: int) -> None:
+        mark = None if record.arrival is None else record.arrival.marks.get(wanted)
+        if mark is not None:
+            mark.refused = True
+
+    def reclaim(self, count: int) -> int:
+        """Take back up to `count` slots of checkpoints in the making; returns how many. They are then not saved."""
+        taken = 0
+        for key in list(self._outstanding):
+            if taken == count:
+                break
+            checkpoint = self._outstanding.pop(key)
+            self.states.free(checkpoint.slot)
+            checkpoint.slot = None
+            taken += 1
+        self.counts["reclaimed"] += taken
+        return taken
+
+    def take(self, record: Tracked, end: int) -> list[Checkpoint]:
+        """The checkpoints of the last pass that were written, deepest first; the caller owns their slots now."""
+        good = [c for c in record.planned if c.slot is not None and c.written and c.position <= end]
+        for checkpoint in good:
+            record.planned.remove(checkpoint)
+            self._outstanding.pop(id(checkpoint), None)
+        self.release(record)
+        return sorted(good, key=lambda c: -c.position)
+
+    def give_up(self, checkpoint: Checkpoint) -> None:
+        """Free the slot of a checkpoint that was taken and is not needed."""
+        if checkpoint.slot is not None:
+            self.states.free(checkpoint.slot)
+            checkpoint.slot = None
+
+    def release(self, record: Tracked) -> None:
+        """Free what is still planned: it was not written, or its request is gone."""
+        for checkpoint in record.planned:
+            self._outstanding.pop(id(checkpoint), None)
+            self.give_up(checkpoint)
+        record.planned.clear()
+
+    def saved(self, node: Any, mark: Mark, record: Tracked | None) -> None:
+        """A state was attached to `node`. An earlier end of the same request is superseded by it."""
+        node.hybrid_mark = mark
+        self.victims.touch(node)
+        self.victims.touch_below(node)
+        if record is None or record.arrival is None or mark is not record.arrival.tip:
+            return
+        earlier, record.tip_node = record.tip_node, node
+        if earlier is not None and earlier is not node and earlier.parent is not None:
+            old = Mark(Kind.SUPERSEDED, mark.last_s)
+            old.reuse_class = self.decisions.history.class_of(old)
+            earlier.hybrid_mark = old
+            self.victims.touch(earlier)
+
+    def cached_tokens(self, record: Tracked) -> int:
+        """How much of the request is in the cache before it ends."""
+        node = record.tip_node
+        return end_tokens(node) if node is not None and node.parent is not None else 0
+
+    def finish(self, req: Any, record: Tracked, tokens: int, kept: int) -> None:
+        """`req` ended after `tokens` tokens, the first `kept` of which are cached."""
+        if record.arrival is None or record.finished:
+            return
+        record.finished = True
+        ids = np.fromiter(list(req.origin_input_ids) + list(req.output_ids), np.int64)[:tokens]
+        self.decisions.finish(req.rid, record.arrival, (ids & 0x3FFFFFFF).astype(np.int32), self.now(req), kept)
+
+    def room_for(self, req: Any, ahead: list[Any]) -> bool:
+        """Whether the states that `req` and those admitted `ahead` of it still need can be had."""
+        short = sum(self._states_needed(r) for r in ahead) + self._states_needed(req)
+        # What the request itself matched will be locked by then.
+        have = self.states.available_size() + len(self._outstanding) + self.cache.mamba_evictable_size() - 1
+        return short <= max(have, self.states.available_size() + len(self._outstanding))
+
+    def _states_needed(self, req: Any) -> int:
+        kv = getattr(req, "kv", req)
+        pool = self.cache.req_to_token_pool
+        need = 0 if kv.mamba_pool_idx is not None else 1
+        if self.cache.enable_mamba_extra_buffer and kv.mamba_ping_pong_track_buffer is None:
+            need += 1 if pool.enable_mamba_extra_buffer_lazy else pool.mamba_ping_pong_track_buffer_size
+        return need
+
+    def let_go(self, req: Any) -> None:
+        """`req` goes on waiting: it must not keep the state slot it got when it was matched."""
+        kv = getattr(req, "kv", req)
+        if kv.mamba_pool_idx is not None and kv.mamba_ping_pong_track_buffer is None and not req.output_ids:
+            self.states.free(kv.mamba_pool_idx.view(-1))
+            kv.mamba_pool_idx = kv.mamba_cow_src_index = None
+            kv.mamba_needs_clear = False
+            self.counts["waited_for_states"] += 1
+
+    def ensure(self, count: int) -> bool:
+        """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        short = count - self.states.available_size()
+        if short > 0:
+            self.cache.evict(EvictParams(num_tokens=0, mamba_num=short))
+            short = count - self.states.available_size()
+        if short > 0:
+            self.reclaim(short)
+            short = count - self.states.available_size()
+        return short <= 0

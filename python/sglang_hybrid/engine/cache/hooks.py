@@ -1,0 +1,66 @@
+"""The places in SGLang, outside its cache components, at which the cache has a say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.requests import tracked
+
+PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
+ADMIT = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
+BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
+METADATA = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata"
+DETAILS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"
+
+_drivers: dict[int, Driver] = {}
+"""Driver by the id of its cache: a process can hold several (one per data parallel rank in tests)."""
+
+
+def activate(driver: Driver) -> None:
+    """Let the hooks act for `driver`, whose cache is built."""
+    _drivers[id(driver.cache)] = driver
+
+
+def driver_of(cache: Any) -> Driver | None:
+    """The driver of a cache, None for caches that are not ours."""
+    return _drivers.get(id(cache))
+
+
+def register() -> list[str]:
+    """Register the hooks with SGLang's HookRegistry and return their targets."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(PREPARE, plan, HookType.AFTER)
+    HookRegistry.register(ADMIT, admit, HookType.AROUND)
+    HookRegistry.register(BATCH, forward.carry, HookType.AFTER)
+    HookRegistry.register(METADATA, forward.extend, HookType.AFTER)
+    HookRegistry.register(DETAILS, details, HookType.AFTER)
+    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS]
+
+
+def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """A prefill batch was put together."""
+    driver = driver_of(batch.tree_cache)
+    if driver is not None:
+        driver.plan(batch)
+
+
+def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do not admit a request whose states cannot be had: SGLang would find out by an assertion."""
+    driver = driver_of(adder.tree_cache)
+    if driver is not None and not driver.room_for(req, adder.can_run_list):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        driver.let_go(req)
+        return AddReqResult.NO_TOKEN
+    return original(adder, req, *args, **kwargs)
+
+
+def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:
+    """Add why tokens missed to what a response says of the cache: `miss_<reason>`, in tokens."""
+    misses = tracked(req).misses
+    if misses is None:
+        return result
+    return {**(result or {"device": 0, "host": 0}), **{f"miss_{reason}": count for reason, count in misses.items()}}

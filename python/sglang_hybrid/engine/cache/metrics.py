@@ -1,0 +1,68 @@
+"""What the cache says of itself: Prometheus series, exported by SGLang's endpoint, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as Counts
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.prefix.misses import REASONS
+
+logger = logging.getLogger(__name__)
+
+MISSES = "sglang:mamba_cache_miss_tokens_total"
+REQUESTS = "sglang:mamba_cache_miss_requests_total"
+
+
+def miss_counter(enabled: bool) -> Callable[[int, dict[str, int]], None] | None:
+    """A function of (hit tokens, misses by reason) that counts; None when metrics are off.
+
+    Imports prometheus_client only now: SGLang has to choose its multiprocess mode before the first import.
+    """
+    if not enabled:
+        return None
+    from prometheus_client import Counter
+
+    tokens = Counter(MISSES.removesuffix("_total"), "Prompt tokens computed, by the reason they missed.", ["reason"])
+    missed = Counter(REQUESTS.removesuffix("_total"), "Requests with a missed token, by reason.", ["reason"])
+
+    def count(hit_tokens: int, misses: dict[str, int]) -> None:
+        for reason, amount in misses.items():
+            tokens.labels(reason).inc(amount)
+            missed.labels(reason).inc()
+
+    return count
+
+
+class Summary:
+    """One line in the log per `interval_s` seconds in which requests came; 0 is never."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s: float | None = None
+        self._then: Counts[str] = Counts()
+
+    def maybe_log(self, counts: Counts[str], states: Any, now: float) -> None:
+        """Log what happened since the last line, if it is time."""
+        if not self._interval_s:
+            return
+        if self._last_s is None:
+            self._last_s = now
+        if now - self._last_s < self._interval_s:
+            return
+        new = counts - self._then
+        self._last_s, self._then = now, counts.copy()
+        logger.info(summary(new, states.size - states.available_size(), states.size))
+
+
+def summary(counts: Counts[str], states_used: int, states: int) -> str:
+    """`counts` in words: requests, hit rate, misses by reason, and what had to be given up."""
+    prompt = max(1, counts["prompt_tokens"])
+    missed = [(counts[f"miss_{reason}"], reason) for reason in REASONS if counts[f"miss_{reason}"]]
+    reasons = ", ".join(f"{reason} {100 * count / prompt:.1f} %" for count, reason in sorted(missed, reverse=True))
+    return (
+        f"cache: {counts['requests']} requests, {counts['prompt_tokens']:,} prompt tokens, "
+        f"hit {100 * counts['hit_tokens'] / prompt:.1f} % (missed: {reasons or 'nothing'}); "
+        f"states {states_used}/{states}, {counts['states_evicted']} evicted, {counts['refused']} not taken"
+    )

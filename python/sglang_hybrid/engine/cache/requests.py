@@ -1,0 +1,47 @@
+"""What we keep with a request of SGLang while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_hybrid.prefix.serving import Arrival
+
+_ATTRIBUTE = "sglang_hybrid"
+
+
+@dataclass
+class Checkpoint:
+    """A state to be saved in the running forward pass: its position, the wanted one, and the slot it goes to."""
+
+    position: int
+    wanted: int
+    slot: Any
+    written: bool = False
+
+
+@dataclass
+class Tracked:
+    """Our view of one request: `known_tokens` of KV at its last match, what was decided, and why tokens missed."""
+
+    known_tokens: int = 0
+    arrival: Arrival | None = None
+    planned: list[Checkpoint] = field(default_factory=list)
+    misses: dict[str, int] | None = None
+    tip_node: Any = None
+    finished: bool = False
+
+
+def tracked(req: Any) -> Tracked:
+    """The record of `req`, made on first use."""
+    record: Tracked | None = getattr(req, _ATTRIBUTE, None)
+    if record is None:
+        record = Tracked()
+        setattr(req, _ATTRIBUTE, record)
+    return record
+
+
+def namespace(req: Any) -> str | None:
+    """What separates tenants: SGLang's extra key and cache salt."""
+    parts = (getattr(req, "extra_key", None), getattr(req, "cache_salt", None))
+    return None if parts == (None, None) else repr(parts)

@@ -1,0 +1,136 @@
+"""Keeps the victim indices of `Decisions` true to SGLang's tree: a node that changed is priced when asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.serving import Decisions, Pool
+
+_REPRICED = 64  # descendants of a changed state that are priced again; the rest keeps an older price
+
+
+class Victims:
+    """The evictable nodes of one tree core.
+
+    A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state, and `hybrid_end`, its
+    depth in tokens, which never changes.
+    """
+
+    def __init__(self, decisions: Decisions, kv_type: Any, state_type: Any) -> None:
+        self._decisions = decisions
+        self._kv, self._state = kv_type, state_type
+        self._dirty: dict[int, Any] = {}
+        self._known: dict[Pool, set[int]] = {pool: set() for pool in Pool}
+        self._root: Any = None
+        self._nobody = Mark(Kind.SUPERSEDED, 0.0)
+        self._nobody.reuse_class = decisions.history.class_of(self._nobody)
+
+    def touch(self, node: Any) -> None:
+        """`node` changed: children, value, lock or mark."""
+        if node is not None:
+            self._dirty[node.id] = node
+
+    def touch_below(self, node: Any) -> None:
+        """The state of `node` came or went: what restarts from it has another price."""
+        stack, budget = list(node.children.values()), _REPRICED
+        while stack and budget:
+            child = stack.pop()
+            budget -= 1
+            self._dirty[child.id] = child
+            if child.component_data[self._state].value is None:
+                stack.extend(child.children.values())
+
+    def sync(self, core: Any) -> None:
+        """Price every node that changed since the last call."""
+        if core.root_node is not self._root:  # the cache was flushed: none of the old nodes is left
+            self._root = core.root_node
+            for pool, known in self._known.items():
+                for node_id in known:
+                    self._decisions.discard(pool, node_id)
+                known.clear()
+        while self._dirty:
+            node_id, node = self._dirty.popitem()
+            live = node.parent is not None and core._node_arena.get(node_id) is node
+            self._place(Pool.STATES, node, live and self.holds_free_state(node))
+            self._place(Pool.KV, node, live and node in core.evictable_device_leaves)
+
+    def holds_free_state(self, node: Any) -> bool:
+        """Whether the state of `node` can go now."""
+        data = node.component_data[self._state]
+        return data.value is not None and data.lock_ref == 0
+
+    def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
+        """The node to evict next, None if there is none that was not `tried`."""
+        while True:
+            self.sync(core)
+            node_id = self._decisions.victim(pool, now)
+            if node_id is None:
+                return None
+            self._known[pool].discard(node_id)
+            node = core._node_arena.get(node_id)
+            if node is None:
+                continue
+            good = self.holds_free_state(node) if pool is Pool.STATES else node in core.evictable_device_leaves
+            if good and node_id not in tried:
+                tried.add(node_id)
+                self.touch(node)  # it stays evictable should its eviction fail
+                return node
+
+    def _place(self, pool: Pool, node: Any, evictable: bool) -> None:
+        known = self._known[pool]
+        if evictable:
+            known.add(node.id)
+            self._decisions.put(pool, self._candidate(node))
+        elif node.id in known:
+            known.remove(node.id)
+            self._decisions.discard(pool, node.id)
+
+    def _candidate(self, node: Any) -> Candidate:
+        end, base = end_tokens(node), self._base_tokens(node)
+        kv = node.component_data[self._kv].value
+        held = node.component_data[self._state].value is not None
+        mark = getattr(node, "hybrid_mark", None) or self._nobody
+        return Candidate(
+            id=node.id,
+            end_tokens=end if held else base,  # KV behind the last state saves nothing
+            base_tokens=base,
+            parent_tokens=end_tokens(node.parent),
+            freed_kv_tokens=0 if node.children or kv is None else len(kv),
+            states=int(held),
+            children=len(node.children),
+            last_s=mark.last_s,
+            touch=mark.touch,
+            hits=mark.hits,
+            superseded=mark.kind == Kind.SUPERSEDED,
+            reuse_class=mark.reuse_class,
+        )
+
+    def _base_tokens(self, node: Any) -> int:
+        above = node.parent
+        while above.parent is not None and above.component_data[self._state].value is None:
+            above = above.parent
+        return end_tokens(above)
+
+    def missing(self, core: Any) -> list[int]:
+        """Ids of evictable nodes that no index knows; [] unless a change went unnoticed."""
+        self.sync(core)
+        nodes = [n for n in core._node_arena.values() if n.parent is not None]
+        free = {n.id for n in nodes if self.holds_free_state(n)}
+        leaves = {n.id for n in core.evictable_device_leaves}
+        return sorted((free ^ self._known[Pool.STATES]) | (leaves ^ self._known[Pool.KV]))
+
+
+def end_tokens(node: Any) -> int:
+    """Depth of `node` in tokens; a node never changes its own."""
+    path = []
+    at = node
+    while at.parent is not None and not hasattr(at, "hybrid_end"):
+        path.append(at)
+        at = at.parent
+    end = getattr(at, "hybrid_end", 0)
+    for below in reversed(path):
+        end += len(below.key)
+        below.hybrid_end = end
+    return int(end)

@@ -1,0 +1,68 @@
+"""Why a prompt token was computed although a cache was there: every one of them gets exactly one reason."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+REASONS = MappingProxyType(
+    {
+        "never_seen": "no earlier request had it at this place",
+        "in_flight": "another request is computing it right now",
+        "kv_evicted": "it was cached, and its KV was given up",
+        "state_evicted": "a state to restart from was given up",
+        "refused": "a state to restart from was not taken, for want of memory",
+        "branch_pending": "its KV is cached, no state was taken there yet",
+        "below_granularity": "it lies between the last position that can be restarted from and the end of the match",
+        "disabled": "the request does not use the cache",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one prompt when its prefill begins; all in tokens from its start.
+
+    `hit`: where it restarts; `known`: its KV that is cached; `seen`: what any earlier request had; `in_flight`: what it
+    shares with a request that is being computed; `lost`, `refused`: the deepest position whose state was given up or
+    not taken (0: none); `kept`: how far the deepest earlier end of it was cached (0: unknown); `grid`: the distance of
+    positions that can be restarted from; `step`: the least distance of two states.
+    """
+
+    prompt: int
+    hit: int
+    known: int = 0
+    seen: int = 0
+    in_flight: int = 0
+    lost: int = 0
+    refused: int = 0
+    kept: int = 0
+    grid: int = 1
+    step: int = 1
+    disabled: bool = False
+
+
+def attribute(seen: Seen) -> dict[str, int]:
+    """Tokens by reason, only reasons with any; they add up to `prompt - hit`."""
+    if seen.disabled:
+        return _positive({"disabled": seen.prompt - seen.hit})
+    counts = dict.fromkeys(REASONS, 0)
+    # The last token of a prompt is always computed: its logits are what was asked for.
+    matched = max(seen.hit, min(max(seen.seen, seen.known), seen.prompt))
+    reachable = max(seen.hit, min(matched, seen.prompt - 1) // seen.grid * seen.grid)
+    if 0 < seen.kept < reachable:
+        reachable = max(seen.hit, min(seen.known, reachable), seen.kept)
+    known = min(max(seen.known, seen.hit), reachable)
+    counts["never_seen"] = seen.prompt - matched
+    counts["below_granularity"] = matched - reachable
+    lost = min(max(seen.lost, seen.hit), known)
+    refused = min(max(seen.refused, lost), known)
+    counts["state_evicted"] = lost - seen.hit
+    counts["refused"] = refused - lost
+    counts["branch_pending" if known - refused >= seen.step else "below_granularity"] += known - refused
+    in_flight = min(max(seen.in_flight, known), reachable)
+    counts["in_flight"] = in_flight - known
+    counts["kv_evicted"] = reachable - in_flight
+    return _positive(counts)
+
+
+def _positive(counts: dict[str, int]) -> dict[str, int]:
+    return {reason: count for reason, count in counts.items() if count}

@@ -1,0 +1,264 @@
+"""A record of every decision of a server, private by default, and its replay: the same questions, the same answers.
+
+One JSON array a line. The first holds what `Decisions` was made with; then, in order of time:
+
+| line | meaning |
+| --- | --- |
+| `["arrive", request, s, namespace, restart, known, boundaries, tokens, positions, seen]` | a prefill began |
+| `["computed", request]`, `["finish", request, s, tokens behind the input, kept]` | it is cached; it ended |
+| `["put", pool, candidate...]`, `["discard", pool, id]` | what can be evicted |
+| `["victim", pool, s, id, alpha]` | what was |
+| `["seed", s, namespace, tokens]` | a hot prefix was announced |
+
+Tokens are written as chained hashes unless plain ones are asked for: a value depends on all tokens before it and on a
+secret of this log, so equal prefixes stay equal, which is all that decisions depend on, and nothing can be read back.
+"""
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.serving import TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.tokens import Tokens
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def chained(tokens: Tokens, secret: int) -> Tokens:
+    """A 30-bit value per token that depends on it, on everything before it, and on `secret`; shape as `tokens`."""
+    with np.errstate(over="ignore"):
+        index = np.arange(1, tokens.size + 1, dtype=np.uint64)
+        mixed = _mix(tokens.astype(np.uint64) * _GOLDEN ^ _mix(index * _GOLDEN + np.uint64(secret)))
+        values: Tokens = (_mix(np.cumsum(mixed, dtype=np.uint64)) >> np.uint64(34)).astype(np.int32)
+    return values
+
+
+def _mix(x: Any) -> Any:
+    """splitmix64's finaliser."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class RequestLog:
+    """An append-only file of at most `max_bytes`. A disk that fills up ends the log, not the server."""
+
+    def __init__(self, path: Path, max_bytes: int, plain_tokens: bool = False) -> None:
+        if max_bytes <= 0:
+            raise ConfigError(f"the request log needs a size of more than zero bytes: {max_bytes}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] | None = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the request log ({error.strerror}); choose another file: {path}"
+            ) from error
+        self._left = max_bytes
+        self._plain = plain_tokens
+        self._secret = secrets.randbits(63)
+
+    def tokens(self, tokens: Tokens) -> list[int]:
+        """`tokens` as they are written."""
+        values: list[int] = (tokens if self._plain else chained(tokens, self._secret)).tolist()
+        return values
+
+    def write(self, *line: Any) -> None:
+        """Append one line; the last one of a log that is full says so."""
+        if self._file is None:
+            return
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        self._left -= len(text)
+        try:
+            if self._left < 0:
+                self._file.write('["full"]\n')
+                logger.warning("the request log is full and ends here")
+                self.close()
+            else:
+                self._file.write(text)
+                self._file.flush()
+        except OSError as error:
+            logger.error("the request log cannot be written (%s) and ends here", error.strerror)
+            self._file = None
+
+    def close(self) -> None:
+        """Write what is buffered; later lines are dropped."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RecordedDecisions(Decisions):
+    """Decisions that are written down as they are taken."""
+
+    def __init__(self, log: RequestLog, model: ModelSpec, admission: str, eviction: str, marconi_alpha: float) -> None:
+        super().__init__(model, admission, eviction, marconi_alpha)
+        self._log = log
+        self._inputs: dict[str, int] = {}
+        costs = {key: value for key, value in asdict(model).items() if key in _COSTS}
+        log.write(VERSION, {"admission": admission, "eviction": eviction, "marconi_alpha": marconi_alpha, **costs})
+
+    def arrive(
+        self,
+        request_id: str,
+        tokens: Tokens,
+        now: float,
+        restart_tokens: int,
+        known_tokens: int,
+        namespace: str | None = None,
+        boundaries: tuple[int, ...] = (),
+    ) -> Arrival:
+        arrival = super().arrive(request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries)
+        self._inputs[request_id] = len(tokens)
+        name, values = self._namespaces[namespace], self._log.tokens(tokens)
+        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, boundaries)
+        self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
+        return arrival
+
+    def computed(self, request_id: str) -> None:
+        super().computed(request_id)
+        self._log.write("computed", request_id)
+
+    def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        super().finish(request_id, arrival, tokens, now, kept_tokens)
+        tail = self._log.tokens(tokens)[self._inputs.pop(request_id, 0) :]
+        self._log.write("finish", request_id, now, tail, kept_tokens)
+
+    def put(self, pool: Pool, candidate: Candidate) -> None:
+        super().put(pool, candidate)
+        self._log.write("put", pool.value, *candidate)
+
+    def discard(self, pool: Pool, candidate_id: int) -> None:
+        super().discard(pool, candidate_id)
+        self._log.write("discard", pool.value, candidate_id)
+
+    def victim(self, pool: Pool, now: float) -> int | None:
+        alpha = self.alpha
+        victim = super().victim(pool, now)
+        self._log.write("victim", pool.value, now, victim, alpha)
+        return victim
+
+    def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
+        super().seed(tokens, now, namespace)
+        self._log.write("seed", now, self._namespaces[namespace], self._log.tokens(tokens))
+
+
+_COSTS = ("name", "kv_bytes_per_token", "checkpoint_bytes", "flops_per_token", "flops_per_token_pair")
+
+
+@dataclass
+class Replayed:
+    """What a replay found: how much it repeated, and the lines (numbers from 1) whose decision came out differently."""
+
+    requests: int = 0
+    checkpoints: int = 0
+    evictions: int = 0
+    differences: list[str] = field(default_factory=list)
+    complete: bool = True
+
+
+def replay(path: Path) -> Replayed:
+    """Ask the questions of a log again, in a fresh `Decisions`, and compare every admission and eviction.
+
+    Raises ConfigError for a file that is not a log.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None or len(first) != 2 or first[0] != VERSION:
+        raise ConfigError(f"not a request log of version {VERSION}: {path}")
+    settings = dict(first[1])
+    choices = {key: settings.pop(key) for key in ("admission", "eviction", "marconi_alpha")}
+    if choices["marconi_alpha"] == TUNED:
+        choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
+    decisions = Decisions(ModelSpec(**settings), **choices)
+    found, arrivals = Replayed(), dict[str, tuple[Arrival, Tokens]]()
+    for number, line in enumerate(lines, 2):
+        kind, *values = line
+        if kind == "full":
+            found.complete = False
+        else:
+            _REPLAYS[kind](decisions, arrivals, found, f"line {number}", *values)
+    return found
+
+
+def _lines(path: Path) -> Iterator[list[Any]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, text in enumerate(file, 1):
+                line = json.loads(text)
+                if not isinstance(line, list) or not line or (number > 1 and line[0] not in {*_REPLAYS, "full"}):
+                    raise ConfigError(f"not a line of a request log, {path}, line {number}: {text[:80]!r}")
+                yield line
+    except OSError as error:
+        raise ConfigError(f"cannot read the request log ({error.strerror}): {path}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the request log is damaged: {path}: {error}") from error
+
+
+def _arrive(
+    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], found: Replayed, where: str,
+    request: str, now: float, name: int, restart: int, known: int, boundaries: list[int], tokens: list[int],
+    positions: list[int], seen: int,
+) -> None:  # fmt: skip
+    values = np.array(tokens, np.int32)
+    arrival = decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries))
+    arrivals[request] = arrival, values
+    found.requests += 1
+    found.checkpoints += len(positions)
+    if list(arrival.positions) != positions:
+        found.differences.append(f"{where}: checkpoints at {list(arrival.positions)} instead of {positions}")
+    if arrival.seen_tokens != seen:
+        found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
+
+
+def _computed(decisions: Decisions, _: Any, __: Replayed, ___: str, request: str) -> None:
+    decisions.computed(request)
+
+
+def _finish(
+    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str,
+    request: str, now: float, tail: list[int], kept: int,
+) -> None:  # fmt: skip
+    if request in arrivals:
+        arrival, values = arrivals.pop(request)
+        decisions.finish(request, arrival, np.concatenate((values, np.array(tail, np.int32))), now, kept)
+
+
+def _put(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, *candidate: Any) -> None:
+    decisions.put(Pool(pool), Candidate(*candidate))
+
+
+def _discard(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, candidate_id: int) -> None:
+    decisions.discard(Pool(pool), candidate_id)
+
+
+def _victim(
+    decisions: Decisions, _: Any, found: Replayed, where: str,
+    pool: str, now: float, victim: int | None, alpha: float | None,
+) -> None:  # fmt: skip
+    decisions.alpha = alpha
+    again = decisions.victim(Pool(pool), now)
+    found.evictions += victim is not None
+    if again != victim:
+        found.differences.append(f"{where}: evicts {again} instead of {victim} from the {pool} pool")
+
+
+def _seed(decisions: Decisions, _: Any, __: Replayed, ___: str, now: float, name: int, tokens: list[int]) -> None:
+    decisions.seed(np.array(tokens, np.int32), now, str(name))
+
+
+_REPLAYS: dict[str, Callable[..., None]] = {
+    "arrive": _arrive, "computed": _computed, "finish": _finish, "put": _put, "discard": _discard, "victim": _victim,
+    "seed": _seed,
+}  # fmt: skip

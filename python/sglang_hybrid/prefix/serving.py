@@ -1,0 +1,238 @@
+"""The decisions of a serving cache: where to checkpoint a request, and which state or KV to give up.
+
+A server has two pools of fixed size, so there are two indices of victims and one history: the same policy objects as in
+the simulator, priced in the bytes of the pool that is short. Nothing here touches a tensor; every call can be logged
+and replayed (`request_log`), and a replay takes the same decisions.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.admission import ADMISSIONS, Prefill
+from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
+from sglang_hybrid.prefix.history import PRIORS, History, Sighting
+from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens, common_prefix
+from sglang_hybrid.prefix.tuner import RegretTuner
+
+_FIRST_NAMESPACE = 1 << 30  # above every vocabulary
+_NAMESPACES = 1 << 16
+_PREFILLING = 64
+
+TUNED = -1.0
+"""Value of `marconi_alpha` that lets the regret tuner choose."""
+
+
+class Pool(Enum):
+    """What is short."""
+
+    STATES = "states"
+    KV = "kv"
+
+
+@dataclass
+class Arrival:
+    """A request as the history saw it when its prefill began; positions in tokens of the request."""
+
+    positions: tuple[int, ...]
+    seen_tokens: int
+    in_flight_tokens: int
+    lost_tokens: int
+    refused_tokens: int
+    kept_tokens: int
+    tip: Mark
+    namespace: str | None
+    marks: dict[int, Mark] = field(default_factory=dict)
+
+
+class Decisions:
+    """One server's history, admission and eviction. `eviction` is 'forecast' or 'marconi'; a name in ADMISSIONS.
+
+    With `marconi_alpha` TUNED the weight follows the regret of past evictions; otherwise it is fixed.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        admission: str = "judicious",
+        eviction: str = "forecast",
+        marconi_alpha: float = TUNED,
+        history_tokens: int = 32_000_000,
+    ) -> None:
+        if admission not in ADMISSIONS:
+            raise ConfigError(f"unknown admission policy, choose one of {', '.join(ADMISSIONS)}: {admission!r}")
+        self._admission = ADMISSIONS[admission]()
+        self._table = ReuseTable(PRIORS)
+        self.history = History(self._table, max_tokens=history_tokens)
+        self._tuner: RegretTuner | None = None
+        self._weighted: list[FlopAware] = []
+        self._indices = {pool: self._index(pool, model, eviction, marconi_alpha) for pool in Pool}
+        self._namespaces: OrderedDict[str | None, int] = OrderedDict()
+        self._named = 0
+        self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
+        self._uses = 0
+
+    def _index(self, pool: Pool, model: ModelSpec, eviction: str, alpha: float) -> VictimIndex:
+        priced = (
+            replace(model, kv_bytes_per_token=0)
+            if pool is Pool.STATES
+            else replace(model, checkpoint_bytes=0, conv_bytes=0)
+        )
+        if eviction == "forecast":
+            return ForecastIndex(Forecast(priced, self._table))
+        if eviction != "marconi":
+            raise ConfigError(f"unknown eviction policy, choose forecast or marconi: {eviction!r}")
+        policy = FlopAware(model, max(alpha, 0.0))
+        self._weighted.append(policy)
+        index = FlopAwareIndex(policy)
+        if alpha == TUNED and pool is Pool.STATES:
+            self._tuner = RegretTuner(policy, index)
+        return index
+
+    def arrive(
+        self,
+        request_id: str,
+        tokens: Tokens,
+        now: float,
+        restart_tokens: int,
+        known_tokens: int,
+        namespace: str | None = None,
+        boundaries: tuple[int, ...] = (),
+    ) -> Arrival:
+        """A prefill of the input `tokens` begins at `restart_tokens`; KV of `known_tokens` is cached. Learns from it.
+
+        Raises ConfigError for a boundary outside the input.
+        """
+        n_input = len(tokens)
+        if any(not 0 < at <= n_input for at in boundaries):
+            raise ConfigError(f"a boundary is a position in the {n_input} tokens of the prompt: {boundaries}")
+        key = self._keyed(tokens, namespace)
+        in_flight = max((common_prefix(key, other) for other in self._prefilling.values()), default=1) - 1
+        sighting = self.history.observe(key, n_input + 1, now, tuple(at + 1 for at in boundaries))
+        self._uses += 1
+        marks = {at - 1: mark for at, mark in sighting.marks}
+        limit = n_input - 1
+        lost = max((at for at, mark in marks.items() if restart_tokens < at <= limit and mark.lost), default=0)
+        refused = max((at for at, mark in marks.items() if restart_tokens < at <= limit and mark.refused), default=0)
+        if self._tuner is not None and lost:
+            self._tuner.missed(marks[lost])
+        end = max((at for at in marks if at <= sighting.seen_tokens), default=0)
+        kept = end - marks[end].unkept if end else 0
+        used = marks.get(restart_tokens)
+        if used is not None:
+            used.touch = self._uses
+        positions = self._positions(sighting, n_input, restart_tokens, known_tokens, boundaries)
+        arrival = Arrival(
+            positions,
+            max(0, sighting.seen_tokens - 1),
+            max(0, in_flight),
+            lost,
+            refused,
+            kept,
+            sighting.tip,
+            namespace,
+            marks,
+        )
+        if sighting.branch is not None:
+            arrival.marks[sighting.seen_tokens - 1] = sighting.branch
+        arrival.marks[n_input] = sighting.tip
+        self._prefilling[request_id] = key
+        if len(self._prefilling) > _PREFILLING:
+            self._prefilling.popitem(last=False)
+        return arrival
+
+    def _positions(
+        self, sighting: Sighting, n_input: int, restart: int, known: int, boundaries: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        here = replace(
+            sighting,
+            seen_tokens=max(0, sighting.seen_tokens - 1),
+            marks=tuple((at - 1, mark) for at, mark in sighting.marks),
+        )
+        # The state of the last input token is of no use to the same prompt: its logits need one token computed.
+        prefill = Prefill(restart, known, n_input, n_input - 1, boundaries, here)
+        return tuple(self._admission.positions(prefill)) if n_input - 1 > restart else ()
+
+    def computed(self, request_id: str) -> None:
+        """The request's prefill is done: what it computed is in the cache now."""
+        self._prefilling.pop(request_id, None)
+
+    def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        """The request ended with the sequence `tokens`, input and output; KV of the first `kept_tokens` is cached."""
+        self.computed(request_id)
+        mark = self.history.extend(self._keyed(tokens, arrival.namespace), arrival.tip, now)
+        mark.unkept = max(0, len(tokens) - kept_tokens)
+        arrival.tip = arrival.marks[len(tokens)] = mark
+
+    def mark(self, arrival: Arrival | None, position: int, now: float, spare: bool = False) -> Mark:
+        """The mark for a checkpoint at `position`; `spare` ones were taken only because memory was free."""
+        found = None if arrival is None else arrival.marks.get(position)
+        if found is None:
+            found = Mark(Kind.SUPERSEDED if spare else Kind.FRESH, now)
+            found.reuse_class = self.history.class_of(found)
+            if arrival is not None:
+                arrival.marks[position] = found
+        self._uses += 1
+        found.touch = self._uses
+        found.lost = False
+        return found
+
+    def put(self, pool: Pool, candidate: Candidate) -> None:
+        """`candidate` can be evicted from `pool`, or what is known of it changed."""
+        self._indices[pool].put(candidate)
+
+    def discard(self, pool: Pool, candidate_id: int) -> None:
+        """It cannot be evicted any more."""
+        self._indices[pool].discard(candidate_id)
+
+    def victim(self, pool: Pool, now: float) -> int | None:
+        """Remove and return the id of what is worth least, None when nothing can go."""
+        if pool is Pool.KV and self._tuner is not None:
+            self.alpha = self.alpha  # the tuner moves the weight of the states; one trade-off holds for both
+        return self._indices[pool].pop(now)
+
+    def evicted(self, mark: Mark) -> None:
+        """The state of `mark` was given up: a later request that wanted it will be told so."""
+        mark.lost = True
+        if self._tuner is not None:
+            self._tuner.evicted(mark)
+
+    @property
+    def alpha(self) -> float | None:
+        """Weight of FLOP efficiency in the pool of states; None unless eviction is Marconi's."""
+        return self._weighted[0].alpha if self._weighted else None
+
+    @alpha.setter
+    def alpha(self, alpha: float | None) -> None:
+        for policy in self._weighted:
+            if alpha is not None:
+                policy.alpha = alpha
+
+    def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
+        """Announce a hot prefix: the first request that computes it checkpoints its end."""
+        self.history.seed(self._keyed(tokens, namespace), now)
+
+    def _keyed(self, tokens: Tokens, namespace: str | None) -> Tokens:
+        """The tokens behind one that stands for their namespace: requests of different ones never meet."""
+        number = self._namespaces.pop(namespace, None)
+        if number is None:
+            number = _FIRST_NAMESPACE + self._named
+            self._named = (self._named + 1) % _FIRST_NAMESPACE
+        self._namespaces[namespace] = number
+        if len(self._namespaces) > _NAMESPACES:
+            self._namespaces.popitem(last=False)
+        return np.concatenate((np.array([number], np.int32), as_tokens(tokens)))
+
+    def check(self) -> None:
+        """Raise InvariantError where an index or the history contradicts itself."""
+        self.history.check()
+        for index in self._indices.values():
+            index.check()
