@@ -18,15 +18,13 @@ from sglang_hybrid.memory.backing import Granule, Run, require_mapped, require_u
 class PooledBacking:
     """A Backing (see memory.backing) over a Driver. `plane_granules` gives the length of every plane.
 
-    The planes lie one after the other in one reserved range, in order and without gaps.
+    Planes given together lie one after the other in one reserved range, in order and without gaps.
 
-    Owns the range and every physical handle. `limit` is the most granules it may ever create: the budget,
-    hence the machine's memory is taken once and not twice. Use `close` or a with-statement; the range ends with it.
+    Owns the ranges and every physical handle. `limit` is the most granules it may ever create: the budget,
+    hence the machine's memory is taken once and not twice. Use `close` or a with-statement; the ranges end with it.
     """
 
     def __init__(self, driver: Driver, plane_granules: Sequence[int], granule_bytes: int, limit: int) -> None:
-        if not sum(plane_granules):
-            raise ConfigError(f"a backing needs at least one plane with a granule: {tuple(plane_granules)}")
         if granule_bytes % driver.granularity_bytes:
             raise ConfigError(f"use granules of a multiple of {driver.granularity_bytes} bytes: {granule_bytes}")
         if limit * granule_bytes > driver.available_bytes():
@@ -36,17 +34,31 @@ class PooledBacking:
         self.driver = driver
         self.granule_bytes = granule_bytes
         self.limit = limit
-        self.plane_granules = tuple(plane_granules)
+        self.plane_granules: tuple[int, ...] = ()
         self._owner_pid = os.getpid()
         self._mapped: dict[Granule, int] = {}
         self._pooled: list[int] = []
         self._created = 0
         self._lock = threading.Lock()  # guards _pooled and _created: prefill may run on another thread
         self._creating = threading.Lock()  # one creation at a time; taken before _lock
-        self._range_bytes = sum(self.plane_granules) * granule_bytes
-        starts = itertools.accumulate(self.plane_granules, initial=0)
-        base = driver.reserve(self._range_bytes, granule_bytes)  # one range, so equal planes can be one tensor
-        self._bases = [base + start * granule_bytes for start in starts][:-1]
+        self._bases: list[int] = []
+        self._ranges: list[tuple[int, int]] = []  # (address, bytes)
+        self._closed = False
+        if plane_granules:
+            self.add_planes(plane_granules)
+
+    def add_planes(self, plane_granules: Sequence[int]) -> int:
+        """Reserve one more range for planes of these lengths; the number of the first. Pools may come one by one."""
+        self._require_owner()
+        if not plane_granules or min(plane_granules) < 1:
+            raise ConfigError(f"every plane needs at least one granule: {tuple(plane_granules)}")
+        size_bytes = sum(plane_granules) * self.granule_bytes
+        base = self.driver.reserve(size_bytes, self.granule_bytes)  # one range: equal planes can be one tensor
+        self._ranges.append((base, size_bytes))
+        starts = itertools.accumulate(plane_granules[:-1], initial=0)
+        self._bases += [base + start * self.granule_bytes for start in starts]
+        self.plane_granules += tuple(plane_granules)
+        return len(self.plane_granules) - len(plane_granules)
 
     def __enter__(self) -> "PooledBacking":
         return self
@@ -138,13 +150,14 @@ class PooledBacking:
 
     def close(self) -> None:
         """Unmap everything, release memory and addresses. Idempotent; tensors over the ranges are dead after it."""
-        if not self._bases:
+        if self._closed:
             return
         if self._mapped:
             self.unmap([Run(plane, granule, 1) for plane, granule in self._mapped])
         self.trim(0)
-        base, self._bases = self._bases[0], []
-        self.driver.free_reservation(base, self._range_bytes)
+        self._closed = True
+        while self._ranges:
+            self.driver.free_reservation(*self._ranges.pop())
 
     def check(self) -> None:
         """Raise InvariantError unless every created handle is either mapped once or pooled once."""
@@ -209,5 +222,5 @@ class PooledBacking:
     def _require_owner(self) -> None:
         if os.getpid() != self._owner_pid:
             raise ConfigError(f"create the backing in the process that uses it (spawn, not fork): {os.getpid()}")
-        if not self._bases:
+        if self._closed:
             raise InvariantError("the backing is closed; create a new one: 0 ranges")

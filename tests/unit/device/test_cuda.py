@@ -127,10 +127,23 @@ def test_planes_lie_one_after_the_other_in_one_range(cuda):
     assert [backing.address(1), backing.address(2, 1)] == [base + 4 * G, base + 7 * G]
 
 
+def test_pools_that_come_one_by_one_share_the_physical_memory(cuda):
+    with PooledBacking(CudaDriver(0, api=cuda), [], G, limit=4) as backing:
+        assert [backing.add_planes([4, 4]), backing.add_planes([2])] == [0, 2]
+        assert sorted(cuda.reserved.values()) == [2 * G, 8 * G]
+        backing.map([Run(0, 0, 3)])
+        backing.unmap([Run(0, 0, 3)])
+        backing.map([Run(2, 0, 2)])
+        assert backing.committed_bytes == 3 * G
+        with pytest.raises(ConfigError, match="at least one granule"):
+            backing.add_planes([3, 0])
+    assert (cuda.mapped, cuda.handles, cuda.reserved) == ({}, {}, {})
+    with pytest.raises(InvariantError, match="closed"):
+        backing.add_planes([1])
+
+
 def test_reserve_failure_leaves_nothing(cuda):
     driver = CudaDriver(0, api=cuda)
-    with pytest.raises(ConfigError, match="at least one plane"):
-        PooledBacking(driver, [], G, limit=4)
     cuda.fail["cuMemAddressReserve"] = [cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY]
     with pytest.raises(ConfigError, match="lower the reach of the pools"):
         PooledBacking(driver, [4, 4, 4], G, limit=4)
