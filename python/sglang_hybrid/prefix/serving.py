@@ -14,7 +14,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import ADMISSIONS, Prefill
-from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.candidates import Candidate, EvictionPolicy, VictimIndex
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.history import PRIORS, History, Sighting
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
@@ -74,6 +74,7 @@ class Decisions:
         self.history = History(self._table, max_tokens=history_tokens)
         self._tuner: RegretTuner | None = None
         self._weighted: list[FlopAware] = []
+        self._policies: dict[Pool, EvictionPolicy] = {}
         self._indices = {pool: self._index(pool, model, eviction, marconi_alpha) for pool in Pool}
         self._namespaces: OrderedDict[str | None, int] = OrderedDict()
         self._named = 0
@@ -87,10 +88,11 @@ class Decisions:
             else replace(model, checkpoint_bytes=0, conv_bytes=0)
         )
         if eviction == "forecast":
-            return ForecastIndex(Forecast(priced, self._table))
+            forecast = self._policies[pool] = Forecast(priced, self._table)
+            return ForecastIndex(forecast)
         if eviction != "marconi":
             raise ConfigError(f"unknown eviction policy, choose forecast or marconi: {eviction!r}")
-        policy = FlopAware(model, max(alpha, 0.0))
+        policy = self._policies[pool] = FlopAware(model, max(alpha, 0.0))
         self._weighted.append(policy)
         index = FlopAwareIndex(policy)
         if alpha == TUNED and pool is Pool.STATES:
@@ -204,6 +206,10 @@ class Decisions:
         mark.lost = True
         if self._tuner is not None:
             self._tuner.evicted(mark)
+
+    def policy(self, pool: Pool) -> EvictionPolicy:
+        """The policy whose lowest score leaves `pool` next."""
+        return self._policies[pool]
 
     @property
     def alpha(self) -> float | None:

@@ -59,7 +59,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     )
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
-    victims = Victims(decisions, types["kv"], types["state"])
+    victims = Victims(decisions, types["kv"], types["state"], watches=scores)
     args = compat.resolved(ctx.server_args)
     speculates = bool(getattr(args, "speculative_algorithm", None))
     step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner)

@@ -15,10 +15,11 @@ class Victims:
     """The evictable nodes of one tree core.
 
     A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state, and `hybrid_end`, its
-    depth in tokens, which never changes.
+    depth in tokens, which never changes. Without `watches` nothing is remembered: the order is SGLang's.
     """
 
-    def __init__(self, decisions: Decisions, kv_type: Any, state_type: Any) -> None:
+    def __init__(self, decisions: Decisions, kv_type: Any, state_type: Any, watches: bool = True) -> None:
+        self._watches = watches
         self._decisions = decisions
         self._kv, self._state = kv_type, state_type
         self._dirty: dict[int, Any] = {}
@@ -29,12 +30,12 @@ class Victims:
 
     def touch(self, node: Any) -> None:
         """`node` changed: children, value, lock or mark."""
-        if node is not None:
+        if node is not None and self._watches:
             self._dirty[node.id] = node
 
     def touch_below(self, node: Any) -> None:
         """The state of `node` came or went: what restarts from it has another price."""
-        stack, budget = list(node.children.values()), _REPRICED
+        stack, budget = list(node.children.values()) if self._watches else [], _REPRICED
         while stack and budget:
             child = stack.pop()
             budget -= 1

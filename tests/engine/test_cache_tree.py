@@ -1,0 +1,109 @@
+"""The cache's components over SGLang's real tree and pools: every container is checked after every random step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tree import Tree
+
+from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.serving import Pool
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
+
+
+def sequences(rng: random.Random, page: int) -> list[int]:
+    """A sequence from a small family tree, so that prefixes are shared, split and extended."""
+    tokens: list[int] = []
+    for depth in range(rng.randint(1, 5)):
+        branch = rng.choice((1, 1, 2, 3)) + 10 * depth
+        tokens += [branch] * (page * rng.choice((1, 2, 5)) if page > 1 else rng.choice((3, 40, 90)))
+    return tokens
+
+
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("eviction", ["forecast", "marconi", "lru"])
+def test_random_steps_leave_tree_pools_and_indices_consistent(eviction: str, page: int) -> None:
+    rng, tree = random.Random(page), Tree(eviction, tokens=4096 if page > 1 else 1024, states=12, page_size=page)
+    locks = []
+    for step in range(400):
+        tree.clock.advance(rng.choice((0.0, 0.5, 30.0)))
+        action = rng.random()
+        if action < 0.5:
+            tree.insert(sequences(rng, page))
+        elif action < 0.7:
+            tree.match(sequences(rng, page))
+        elif action < 0.85 and len(locks) < 4:
+            length, node = tree.match(sequences(rng, page))
+            if length:
+                locks.append((node, tree.cache.inc_lock_ref(node)))
+        elif locks:
+            node, receipt = locks.pop(rng.randrange(len(locks)))
+            tree.cache.dec_lock_ref(node, receipt.to_dec_params())
+        if step == 250:
+            for node, receipt in locks:
+                tree.cache.dec_lock_ref(node, receipt.to_dec_params())
+            locks.clear()
+            tree.cache.reset()
+            tree.slots.clear()
+            tree.rows.mamba_allocator.clear()
+        tree.check()
+    assert tree.driver is not None
+    assert tree.driver.counts["states_evicted"] > 20, "nothing was evicted, so nothing was tested"
+
+
+@pytest.mark.parametrize("eviction", ["forecast", "marconi"])
+def test_the_victim_is_the_lowest_score_of_all(eviction: str) -> None:
+    """The indices are fed only what changed; their victim equals scoring every candidate of the tree anew."""
+    rng, tree = random.Random(1), Tree(eviction, tokens=2048, states=16)
+    assert tree.driver is not None
+    victims, decisions, core = tree.driver.victims, tree.driver.decisions, tree.core
+    compared = 0
+    for _ in range(300):
+        tree.clock.advance(rng.uniform(0, 20))
+        tree.insert(sequences(rng, 1))
+        victims.sync(core)
+        for pool in Pool:
+            nodes = [core._node_arena[i] for i in victims._known[pool]]
+            if len(nodes) < 2:
+                continue
+            batch = Candidates.of(victims._candidate(node) for node in nodes)
+            scores = decisions.policy(pool).scores(batch, tree.clock.now())
+            chosen = victims.next(core, pool, tree.clock.now(), set())
+            assert chosen is not None
+            mine = scores[[node.id for node in nodes].index(chosen.id)]
+            assert mine <= np.min(scores) * (1 + 1e-9) + 1e-300
+            compared += 1
+    assert compared > 300
+
+
+def test_everything_can_be_freed() -> None:
+    rng, tree = random.Random(2), Tree("forecast")
+    for _ in range(60):
+        tree.insert(sequences(rng, 1))
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    tree.cache.evict(EvictParams(num_tokens=tree.slots.size, mamba_num=tree.rows.mamba_allocator.size))
+    tree.check()
+    assert tree.held() == (0, 0)
+
+
+@pytest.mark.parametrize("core", ["rust", "python"])
+def test_lru_is_stock(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with recency, every match and every eviction is that of SGLang's own components, on either core."""
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", core)
+    stock = Tree(None, tokens=1024, states=8)
+    assert type(stock.core).__name__ == ("RustUnifiedTreeCore" if core == "rust" else "UnifiedTreeCore")
+    ours, rng = Tree("lru", tokens=1024, states=8), random.Random(3)
+    probes = [sequences(random.Random(i), 1) for i in range(40)]
+    for step in range(300):
+        tokens, look = sequences(rng, 1), rng.random() < 0.4
+        results = [tree.match(tokens)[0] if look else tree.insert(tokens) for tree in (stock, ours)]
+        assert results[0] == results[1]
+        assert stock.held() == ours.held()
+        if step % 20 == 0:
+            assert [stock.match(probe)[0] for probe in probes] == [ours.match(probe)[0] for probe in probes]
+    assert ours.driver is not None
+    assert ours.driver.counts["states_evicted"] > 50

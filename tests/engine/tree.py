@@ -1,0 +1,153 @@
+"""SGLang's unified radix cache over real pools on the CPU, without a server: for tests of the components alone."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from array import array
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+
+from sglang_hybrid.core.clock import LogicalClock
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.plugin import activate_platform
+
+activate_platform()
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang and what it imports warn about absent accelerators
+    import sglang.srt.layers.attention.hybrid_linear_attn_backend
+    import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
+    import torch
+    from sglang.srt.server_args import ServerArgs
+
+SPEC = ModelSpec("pools", 256, 4096, 1000.0, 1.0)
+GRID = 64
+
+
+def publish(page_size: int, strategy: str) -> None:
+    """Make SGLang's process-wide settings those of a scheduler."""
+    arguments = ServerArgs(model_path="dummy", device="cpu", page_size=page_size, mamba_radix_cache_strategy=strategy)
+    arguments._mamba_cache_chunk_size = GRID
+    try:
+        from sglang.srt.server_args import set_global_server_args_for_scheduler as put
+    except ImportError:
+        from sglang.srt.runtime_context import publish as put_context
+
+        put_context(arguments, role="scheduler")
+    else:
+        put(arguments)
+
+
+class Tree:
+    """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock."""
+
+    def __init__(self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1) -> None:
+        from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+        from sglang.srt.environ import envs
+        from sglang.srt.mem_cache import allocator
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+        from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
+        from sglang_hybrid.engine.cache.driver import Driver
+        from sglang_hybrid.engine.cache.victims import Victims
+        from sglang_hybrid.prefix.serving import Decisions
+
+        extra = page_size > 1
+        publish(page_size, "extra_buffer" if extra else "no_buffer")
+        shape = Mamba2StateShape.create(
+            tp_world_size=1, intermediate_size=64, n_groups=1, num_heads=2, head_dim=4, state_size=4, conv_kernel=4
+        )
+        with envs.SGLANG_MAMBA_SSM_DTYPE.override("float32"):
+            costs = Mamba2CacheParams(shape=shape, layers=[0, 1])
+        self.rows = HybridReqToTokenPool(
+            size=8, mamba_size=states, mamba_spec_state_size=8, max_context_len=tokens, device="cpu",
+            enable_memory_saver=False, cache_params=costs, mamba_layer_ids=[0, 1], enable_mamba_extra_buffer=extra,
+        )  # fmt: skip
+        kv = HybridLinearKVPool(
+            size=tokens, dtype=torch.float32, page_size=page_size, head_num=1, head_dim=4,
+            full_attention_layer_ids=[2], device="cpu", enable_memory_saver=False, mamba_pool=self.rows.mamba_pool,
+        )  # fmt: skip
+        common = {"dtype": torch.float32, "device": "cpu", "kvcache": kv, "need_sort": False}
+        if extra:
+            self.slots: Any = allocator.PagedTokenToKVPoolAllocator(size=tokens, page_size=page_size, **common)
+        else:
+            self.slots = allocator.TokenToKVPoolAllocator(size=tokens, **common)
+        params = CacheInitParams(
+            disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.slots, page_size=page_size
+        )
+        params.tree_components = (TYPES["kv"], TYPES["state"])
+        params.enable_mamba_extra_buffer = extra
+        self.clock = LogicalClock()
+        self.driver: Driver | None = None
+        if eviction is not None:
+            decisions = Decisions(SPEC, "judicious", "forecast" if eviction == "lru" else eviction)
+            victims = Victims(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
+            self.driver = Driver(
+                decisions, victims, lambda _: self.clock.now(), GRID if extra else 1, GRID, scores=eviction != "lru"
+            )
+            params.component_registry_override = {
+                TYPES["kv"]: partial(HybridFull, self.driver),
+                TYPES["state"]: partial(HybridMamba, self.driver),
+            }
+        self.cache: Any = UnifiedRadixCache(params)
+        self.types = TYPES
+        self.page_size = page_size
+
+    @property
+    def core(self) -> Any:
+        return self.cache.tree_core
+
+    def key(self, tokens: list[int]) -> Any:
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return RadixKey(array("q", tokens), None)
+
+    def match(self, tokens: list[int]) -> tuple[int, Any]:
+        """Tokens that can be restarted from, and the node."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
+        length = found.device_prefix_len if hasattr(found, "device_prefix_len") else len(found.device_indices)
+        return int(length), found.last_device_node
+
+    def insert(self, tokens: list[int]) -> bool:
+        """Insert a sequence with a state at its end; False where memory could not be had."""
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+        if not self.make_room(len(tokens)):
+            return False
+        value, state = self.slots.alloc(len(tokens)), self.rows.mamba_allocator.alloc(1)
+        done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state))
+        if done.mamba_exist:
+            self.rows.mamba_allocator.free(state)
+        return True
+
+    def make_room(self, tokens: int) -> bool:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        short = tokens - self.slots.available_size()
+        states = 1 - self.rows.mamba_allocator.available_size()
+        if short > 0 or states > 0:
+            self.cache.evict(EvictParams(num_tokens=max(0, short), mamba_num=max(0, states)))
+        return self.slots.available_size() >= tokens and self.rows.mamba_allocator.available_size() > 0
+
+    def check(self) -> None:
+        """Every container agrees with every other."""
+        held, tokens = self.held()
+        assert held + self.rows.mamba_allocator.available_size() == self.rows.mamba_allocator.size
+        assert tokens + self.slots.available_size() == self.slots.size
+        self.cache.sanity_check()
+        if self.driver is not None and self.driver.scores:
+            assert self.driver.victims.missing(self.core) == []
+            self.driver.decisions.check()
+
+    def held(self) -> tuple[int, int]:
+        """States and tokens of KV in the tree."""
+        cache = self.cache
+        states = cache.mamba_evictable_size() + cache.mamba_protected_size()
+        return int(states), int(cache.full_evictable_size() + cache.full_protected_size())
