@@ -44,6 +44,13 @@ def values(k: Tensor, v: Tensor, total: Tensor, beta: Tensor, states: Tensor) ->
     return torch.linalg.solve_triangular(_interaction(k, total) * beta, rhs, upper=False, unitriangular=True)
 
 
+def operators(k: Tensor, v: Tensor, total: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(W [..., C, K], U [..., C, V]) with which the delta rule's values are U - W S^T, for any state before the chunk."""
+    rhs = torch.cat([beta * total.exp() * k, beta * v], -1)
+    solved = torch.linalg.solve_triangular(_interaction(k, total) * beta, rhs, upper=False, unitriangular=True)
+    return solved[..., : k.shape[-1]].contiguous(), solved[..., k.shape[-1] :].contiguous()
+
+
 def _interaction(k: Tensor, total: Tensor) -> Tensor:
     """[..., C, C]: sum_c exp(total_i - total_j)_c k_ic k_jc below the diagonal, of no meaning elsewhere."""
     if total.shape[-1] == 1:
