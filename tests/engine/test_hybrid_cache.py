@@ -1,0 +1,181 @@
+"""What the cache does better than stock, seen from outside: real servers on the CPU platform, float32."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Client, Prompt, Reference
+from test_prefix_cache import GRID, prompts, words
+
+from sglang_hybrid.prefix.request_log import replay
+
+pytestmark = pytest.mark.engine
+
+CHUNK = 512
+STRATEGIES = ("extra_buffer", "no_buffer")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("request-logs")
+
+
+def flags(strategy: str, *more: str) -> tuple[str, ...]:
+    return ("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", str(CHUNK), *more)
+
+
+def starved(strategy: str, log: Path) -> tuple[str, ...]:
+    """Pools so small that states and KV run out all the time."""
+    return flags(
+        strategy, "--max-mamba-cache-size", "20", "--max-running-requests", "4", "--max-total-tokens", "3000",
+        "--hybrid-request-log", str(log / f"{strategy}.jsonl"), "--enable-metrics",
+    )  # fmt: skip
+
+
+def ask(client: Client, prompt: Prompt, tokens: int = 8, **more: Any) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
+    answer: dict[str, Any] = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more})
+    return answer
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return int(answer["meta_info"]["cached_tokens"])
+
+
+def misses(answer: dict[str, Any]) -> dict[str, int]:
+    details = answer["meta_info"]["cached_tokens_details"]
+    return {key.removeprefix("miss_"): count for key, count in details.items() if key.startswith("miss_")}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("preset", ["gdn", "mamba2"])
+def test_branch_and_tail_of_one_prefill(
+    serve: Callable[..., Client], references: Callable[[str], Reference], preset: str, strategy: str
+) -> None:
+    client, reference, rng = serve(preset, *flags(strategy)), references(preset), random.Random(11)
+    client.flush()
+    shared = words(rng, 448)
+    asked = [shared + words(rng, 100) for _ in range(3)]
+    answers = [ask(client, prompt) for prompt in asked]
+    assert [cached(answer) for answer in answers] == [0, 0, 448], "the third sighting restarts at the branch"
+    second = answers[1]["output_ids"]
+    following = asked[1] + second + words(rng, 20)
+    answer = ask(client, following)
+    assert cached(answer) >= 512, "the second request's own end was saved beside the branch"
+    for prompt, made in zip([*asked, following], [*answers, answer], strict=True):
+        reference.assert_greedy(prompt, made["output_ids"], f"{preset} {strategy}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_declared_boundary_serves_the_second_sighting(serve: Callable[..., Client], strategy: str) -> None:
+    client, rng = serve("gdn", *flags(strategy)), random.Random(12)
+    shared = words(rng, 320)
+    named = {"sampling": {"custom_params": {"cache_boundaries": [320]}}}
+    assert cached(ask(client, shared + words(rng, 90), **named)) == 0
+    assert cached(ask(client, shared + words(rng, 90))) == 320
+
+
+def test_a_boundary_outside_the_prompt_is_refused_for_that_request_alone(serve: Callable[..., Client]) -> None:
+    client, prompt = serve("gdn", *flags("extra_buffer")), words(random.Random(13), 50)
+    for bad in ([51], [0], ["10"], 7):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(client, prompt, sampling={"custom_params": {"cache_boundaries": bad}})
+        assert refused.value.code == 400
+        assert "cache_boundaries" in refused.value.read().decode()
+    assert len(ask(client, prompt)["output_ids"]) == 8
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("length", [100, 640, 700, 1024, 1100])
+def test_exact_repeats_are_served(serve: Callable[..., Client], strategy: str, length: int) -> None:
+    client, prompt = serve("gdn", *flags(strategy)), words(random.Random(length), length)
+    first, second = ask(client, prompt), ask(client, prompt)
+    assert cached(second) == (length - 1) // GRID * GRID
+    assert first["output_ids"] == second["output_ids"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tenants_share_nothing(serve: Callable[..., Client], strategy: str) -> None:
+    client, prompt = serve("gdn", *flags(strategy)), words(random.Random(14), 400)
+    for tenant in ("a", "b", None):
+        own = {} if tenant is None else {"extra_key": tenant}
+        first, second = (ask(client, prompt, **own) for _ in range(2))
+        assert cached(first) == 0
+        assert misses(first) == {"never_seen": 400}, "not even the history may tell one tenant of another"
+        assert cached(second) == 384
+
+
+def test_every_missed_token_has_a_reason(serve: Callable[..., Client], logs: Path) -> None:
+    client, seen = serve("gdn", *starved("extra_buffer", logs)), set()
+    for prompt in prompts(seed=15, count=60):
+        answer = ask(client, prompt)
+        assert sum(misses(answer).values()) == len(prompt) - cached(answer)
+        seen |= set(misses(answer))
+    assert {"never_seen", "below_granularity"} < seen
+    assert seen & {"state_evicted", "kv_evicted"}
+
+
+def test_reasons_in_usage_and_metrics(serve: Callable[..., Client], logs: Path) -> None:
+    client = serve("gdn", *starved("extra_buffer", logs))
+    chat = {"model": "m", "messages": [{"role": "user", "content": "why " * 60}], "max_tokens": 4}
+    usage = client.post("/v1/chat/completions", chat)["usage"]
+    details = usage["prompt_tokens_details"]
+    assert details["cached_tokens"] + sum(details["miss_tokens"].values()) == usage["prompt_tokens"]
+    text = urllib.request.urlopen(client.server.url + "/metrics", timeout=30).read().decode()
+    assert "sglang:mamba_cache_miss_tokens_total{" in text
+    assert 'reason="never_seen"' in text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_starved_pools_change_no_token_and_kill_nothing(
+    serve: Callable[..., Client], references: Callable[[str], Reference], logs: Path, strategy: str
+) -> None:
+    """Short and long prompts, aborts and disconnects, four at once, with room for hardly more than these four."""
+    client, reference = serve("gdn", *starved(strategy, logs)), references("gdn")
+    rng, batch = random.Random(16), prompts(seed=17, count=120)
+    batch += [words(rng, 1500) for _ in range(6)]
+    rng.shuffle(batch)
+    stop = threading.Event()
+
+    def hang_up() -> None:
+        noise = random.Random(18)
+        while not stop.is_set():
+            try:
+                client.generate(words(noise, 1200), timeout=0.2)
+            except OSError:
+                time.sleep(0.3)
+
+    rude = threading.Thread(target=hang_up)
+    rude.start()
+    try:
+        answers = client.generate_all(batch, at_once=8)
+    finally:
+        stop.set()
+        rude.join()
+    assert sum(hit for _, hit in answers) > 0
+    for prompt, (output, _) in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, output, strategy)
+    for _ in range(50):  # what was hung up on ends by itself
+        if "flushed" in str(client.post("/flush_cache", {})):
+            break
+        time.sleep(0.2)
+    probe = words(rng, 700)
+    assert cached(ask(client, probe)) == 0
+    assert cached(ask(client, probe)) == 640, "everything could be freed and used again"
+    log = logs / f"{strategy}.jsonl"
+    again = replay(log)
+    assert again.evictions > 50
+    assert again.checkpoints > 50
+    assert again.differences == []
+    written = [json.loads(line) for line in log.read_text().splitlines()[:40]]
+    plain = {token for prompt in batch for token in prompt}
+    hashed = {token for line in written if line[0] == "arrive" for token in line[7]}
+    assert len(hashed - plain) > 0.99 * len(hashed), "tokens are hashed unless plain ones are asked for"
