@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
-from sglang_hybrid_kernels.state_verify import promote_path, state_verify
+from sglang_hybrid_kernels.state_verify import promote_path, promote_window, state_verify
 from sglang_hybrid_kernels.state_verify.naive import path
 
 
@@ -122,7 +122,7 @@ CASES = [  # delta, trees, key_heads, heads, V, K, token dtype, pool dtype
     (True, [FORK, random_tree(10, 3, gaps=True), random_tree(10, 4)], 2, 4, 128, 128, torch.bfloat16, torch.float32),
     (True, [random_tree(63, 5, gaps=True)], 1, 2, 64, 64, torch.float32, torch.bfloat16),
     (True, [list(range(-1, 63))], 1, 1, 32, 32, torch.float32, torch.float32),
-    (False, [random_tree(17, 6), FORK + [-2] * 7], 2, 6, 80, 128, torch.float32, torch.float32),
+    (False, [random_tree(17, 6), FORK + [-2] * 7], 1, 2, 80, 128, torch.float32, torch.float32),
     (False, [FORK], 1, 16, 64, 16, torch.float16, torch.float32),
 ]
 NAMES = [f"{'gdn' if case[0] else 'mamba2'}-{len(case[1][0])}nodes-{case[3]}x{case[4]}x{case[5]}" for case in CASES]
@@ -155,7 +155,7 @@ def test_triton_is_the_specification(interpreted, case):
 
 
 def test_promotion_over_layers_and_slots(interpreted):
-    """All layers in one launch, into other slots; nothing accepted copies the state, a skipped request writes nothing."""
+    """All layers in one launch, into other slots; nothing accepted copies the state, -1 writes nothing."""
     layers, trees = 3, [FORK, FORK, FORK, FORK]
     each = [problem(True, trees, 1, 2, 32, 32, torch.float32) for _ in range(layers)]
     for layer, arguments in enumerate(each):
@@ -174,6 +174,36 @@ def test_promotion_over_layers_and_slots(interpreted):
     assert torch.equal(pool[:, :4], untouched[:, :4])
     assert pool[:, [4, 5, 7]].isnan().all()
     assert not torch.equal(pool[0, 6], pool[1, 6])
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_windows_after_the_accepted_path(interpreted, width: int):
+    """Paths shorter and longer than the window; in place, to another slot, from nothing, nothing accepted, skipped."""
+    layers, channels, trees = 2, 37, [CHAIN, CHAIN, FORK[:6], FORK[:6], FORK[:6]]
+    parent, accepted = torch.tensor(trees), [5, 0, 5, -1, 2]
+    rows = [torch.tensor(x) for x in ([0, 1, -1, 3, 2], [0, 4, 5, 6, -1])]
+    inputs = randn(layers, 5, 6, channels, dtype=torch.float32).bfloat16()
+    room = torch.full((8, layers, width, channels), float("nan"), dtype=torch.bfloat16)
+    room[:4] = randn(4, layers, width, channels, seed=1, dtype=torch.float32).bfloat16()
+    text = torch.cat([torch.zeros(layers, width, channels), *(inputs[:, 2, n, None] for n in (0, 2, 5))], 1)
+    want, got = (room.clone().permute(1, 0, 3, 2) for _ in range(2))  # the window is not the last one in memory
+    promote_window(want, *rows, inputs, parent, torch.tensor(accepted))
+    assert torch.equal(want[:, 5].mT.float(), text[:, -width:])
+    assert torch.equal(want[:, 6], want[:, 3])
+    interpreted("state_verify:promote_window", got, *rows, inputs, parent, torch.tensor(accepted))
+    assert torch.equal(got.nan_to_num(99.0), want.nan_to_num(99.0))
+    assert got[:, 7].isnan().all()
+
+
+def test_bad_window_promotions_are_refused():
+    rows = [torch.tensor([0]), torch.tensor([1])]
+    tree = (torch.tensor([[-1, 0]]), torch.tensor([1]))
+    for inputs, message in (
+        (torch.zeros(1, 1, 2, 5), "inputs must have shape"),
+        (torch.zeros(1, 1, 2, 4).half(), "to one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            promote_window(torch.zeros(1, 2, 4, 3), *rows, inputs, *tree)
 
 
 def test_a_request_has_the_same_bits_alone_and_in_company(interpreted):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_hybrid_kernels.dispatch import backend_for
 from sglang_hybrid_kernels.state_verify import naive
-from sglang_hybrid_kernels.state_verify.check import Promotion, Tree
+from sglang_hybrid_kernels.state_verify.check import Promotion, Tree, WindowPromotion
 
 
 def state_verify(
@@ -93,4 +93,33 @@ def promote_path(
         naive.promote_path(promotion)
 
 
-__all__ = ["promote_path", "state_verify"]
+def promote_window(
+    pool: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    inputs: Tensor,
+    parent: Tensor,
+    accepted: Tensor,
+    *,
+    check_slots: bool = True,
+) -> None:
+    """pool[:, destination[r]] = the convolution window after candidate accepted[r]; the companion of `promote_path`.
+
+    pool       [layers, slots, channels, width], the last inputs of the convolution, oldest first (width: kernel - 1).
+    inputs     [layers, requests, nodes, channels] of the candidates, before the convolution, in the pool's dtype.
+    source, destination, parent, accepted: as for `promote_path`; source -1 stands for a window of zeros.
+
+    One launch, bit by bit. SGLang's `causal_conv1d_update` writes a window after each candidate instead, and
+    `fused_conv_window_scatter_with_mask` promotes one. Raises ValueError for bad input, before any write.
+    """
+    promotion = WindowPromotion(pool, source, destination, inputs, parent, accepted)
+    promotion.check(check_slots)
+    if backend_for(pool) == "triton":
+        from sglang_hybrid_kernels.state_verify import triton
+
+        triton.promote_window(promotion)
+    else:
+        naive.promote_window(promotion)
+
+
+__all__ = ["promote_path", "promote_window", "state_verify"]

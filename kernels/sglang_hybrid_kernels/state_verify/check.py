@@ -92,26 +92,49 @@ class Promotion:
         for name, tensor in tensors.items():
             require_dtype(name, tensor, TOKEN_TYPES)
             require_matrices(name, tensor, tensor.dim() - 1)
-        indices = {"source": self.source, "destination": self.destination, "accepted": self.accepted}
-        for name, index in indices.items():
-            require_shape(name, index, [requests])
-            require_dtype(name, index, INTEGERS)
-        require_device({"pool": self.pool, **tensors, **indices, "parent": self.parent})
-        _require_tree(self.parent, requests, nodes, check_slots)
-        if check_slots:
-            require_slots("source", self.source, slots)
-            require_slots("destination", self.destination, slots)
-            self._check_accepted(requests, nodes)
+        require_device({"pool": self.pool, **tensors})
+        _require_moves(self, requests, nodes, slots, check_slots)
 
-    def _check_accepted(self, requests: int, nodes: int) -> None:
-        used: dict[int, int] = {}
-        source, destination, accepted = self.source.tolist(), self.destination.tolist(), self.accepted.tolist()
-        for request in range(requests):
-            node = accepted[request]
-            exists = node == COMMITTED or (0 <= node < nodes and int(self.parent[request, node]) != NOTHING)
-            require(exists, f"accepted must name a node, 0 to {nodes - 1}, or -1", node)
-            for slot in {source[request], destination[request]} if destination[request] >= 0 else ():
-                require(slot < 0 or used.setdefault(slot, request) == request, "use each slot in one request", slot)
+
+@dataclass(frozen=True)
+class WindowPromotion:
+    """The arguments of one call of promote_window."""
+
+    pool: Tensor
+    source: Tensor
+    destination: Tensor
+    inputs: Tensor
+    parent: Tensor
+    accepted: Tensor
+
+    def check(self, check_slots: bool) -> None:
+        """Raises ValueError for anything promote_window cannot do."""
+        require_shape("pool", self.pool, [None] * 4)
+        layers, slots, channels, _ = self.pool.shape
+        require_shape("inputs", self.inputs, [layers, None, None, channels])
+        require_dtype("inputs", self.inputs, (self.pool.dtype,))
+        require_device({"pool": self.pool, "inputs": self.inputs})
+        _require_moves(self, *self.inputs.shape[1:3], slots, check_slots)
+
+
+def _require_moves(moves: Promotion | WindowPromotion, requests: int, nodes: int, slots: int, read: bool) -> None:
+    indices = {"source": moves.source, "destination": moves.destination, "accepted": moves.accepted}
+    for name, index in indices.items():
+        require_shape(name, index, [requests])
+        require_dtype(name, index, INTEGERS)
+    require_device({"pool": moves.pool, **indices, "parent": moves.parent})
+    _require_tree(moves.parent, requests, nodes, read)
+    if not read:
+        return
+    require_slots("source", moves.source, slots)
+    require_slots("destination", moves.destination, slots)
+    used: dict[int, int] = {}
+    source, destination, accepted = (index.tolist() for index in indices.values())
+    for request, node in enumerate(accepted):
+        exists = node == COMMITTED or (0 <= node < nodes and int(moves.parent[request, node]) != NOTHING)
+        require(exists, f"accepted must name a node, 0 to {nodes - 1}, or -1", node)
+        for slot in {source[request], destination[request]} if destination[request] >= 0 else ():
+            require(slot < 0 or used.setdefault(slot, request) == request, "use each slot in one request", slot)
 
 
 def _require_groups(key_heads: int, heads: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_hybrid_kernels.state_verify.check import COMMITTED, NOTHING, Promotion, Tree
+from sglang_hybrid_kernels.state_verify.check import COMMITTED, NOTHING, Promotion, Tree, WindowPromotion
 
 
 def state_verify(tree: Tree) -> tuple[Tensor, Tensor]:
@@ -45,6 +45,19 @@ def promote_path(promotion: Promotion) -> None:
             decay = promotion.g[:, request, node].to(wide).exp()
             state = state * decay[..., None, None] + value[..., :, None] * k[..., None, :]
         pool[:, destination] = state.to(pool.dtype)
+
+
+def promote_window(promotion: WindowPromotion) -> None:
+    """See sglang_hybrid_kernels.state_verify.promote_window: the old window, the path's inputs behind it, the last."""
+    pool, width = promotion.pool, promotion.pool.shape[3]
+    for request, destination in enumerate(promotion.destination.tolist()):
+        if destination < 0:
+            continue
+        slot = int(promotion.source[request])
+        window = pool[:, slot] if slot >= 0 else torch.zeros_like(pool[:, 0])
+        nodes = path(promotion.parent[request].tolist(), int(promotion.accepted[request]))
+        behind = promotion.inputs[:, request, nodes].transpose(1, 2)
+        pool[:, destination] = torch.cat([window, behind], 2)[:, :, len(nodes) : len(nodes) + width]
 
 
 def path(parent: list[int], node: int) -> list[int]:

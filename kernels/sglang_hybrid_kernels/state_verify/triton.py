@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_hybrid_kernels.arguments import require
-from sglang_hybrid_kernels.state_verify.check import Promotion, Tree
+from sglang_hybrid_kernels.state_verify.check import Promotion, Tree, WindowPromotion
 
 LARGEST_NODES = 64
 KEY_DIMS = (16, 32, 64, 128, 256)
@@ -76,6 +76,8 @@ def state_verify_kernel(
     p_state = pool + slot * pool_slot + head.to(tl.int64) * pool_head + o_v[:, None] * K + o_k[None, :]
     state = tl.load(p_state, mask=(o_v[:, None] < V) & (slot >= 0), other=0.0).to(tl.float32)
     grown = tl.exp(decay)[:, None]
+    attention = gain * _gram(b_q, b_k, PRECISION)
+    result = grown * tl.trans(_times_exact(state, tl.trans(b_q), SPLIT, PRECISION))
     if beta is not None:
         b_beta = tl.load(beta + at_head, mask=real, other=0.0).to(tl.float32)[:, None]
         u = b_beta * (u - grown * tl.trans(_times_exact(state, tl.trans(b_k), SPLIT, PRECISION)))
@@ -85,8 +87,7 @@ def state_verify_kernel(
             weights = tl.sum(tl.where(o_n[None, :] == node, by_node, 0.0), 1)
             u -= tl.where(o_n[:, None] == node, tl.sum(weights[:, None] * u, 0)[None, :], 0.0)
     tl.store(values + at_v, u, mask=(o_n < nodes)[:, None] & (o_v[None, :] < V))
-    result = grown * tl.trans(_times_exact(state, tl.trans(b_q), SPLIT, PRECISION))
-    result += tl.dot(gain * _gram(b_q, b_k, PRECISION), u, input_precision=PRECISION)
+    result += tl.dot(attention, u, input_precision=PRECISION)
     result = tl.where(real[:, None], result * scale, 0.0)
     tl.store(out + at_v, result.to(out.dtype.element_ty), mask=(o_n < nodes)[:, None] & (o_v[None, :] < V))
 
@@ -127,6 +128,35 @@ def promote_path_kernel(
         tl.store(base + written * pool_slot, state.to(pool.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def promote_window_kernel(
+    pool, pool_layer, pool_slot, pool_channel, pool_width, source, destination, inputs, in_layer, in_request, in_node,
+    in_channel, parent, accepted, requests, nodes, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """grid [cdiv(channels, BLOCK), layers * requests]. Columns are written oldest first: a later one reads only columns
+    that are not written yet, so source and destination may be one slot."""
+    layer, request = (tl.program_id(1) // requests).to(tl.int64), tl.program_id(1) % requests
+    written, slot = tl.load(destination + request).to(tl.int64), tl.load(source + request).to(tl.int64)
+    channel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (channel < channels) & (written >= 0)
+    last = tl.load(accepted + request).to(tl.int32)
+    depth, node = 0, last
+    for _ in range(nodes):
+        depth += (node >= 0).to(tl.int32)
+        node = tl.load(parent + request * nodes + node, mask=node >= 0, other=-1).to(tl.int32)
+    base = pool + layer * pool_layer + channel * pool_channel
+    p_inputs = inputs + layer * in_layer + request.to(tl.int64) * in_request + channel * in_channel
+    for column in tl.static_range(WIDTH):
+        node = last
+        for _ in tl.static_range(WIDTH - 1 - column):
+            node = tl.load(parent + request * nodes + node, mask=node >= 0, other=-1).to(tl.int32)
+        fresh = node >= 0
+        p_old = base + slot * pool_slot + (column + depth) * pool_width
+        old = tl.load(p_old, mask=inside & (node < 0) & (slot >= 0), other=0.0)
+        new = tl.load(p_inputs + node.to(tl.int64) * in_node, mask=inside & fresh, other=0.0)
+        tl.store(base + written * pool_slot + column * pool_width, tl.where(fresh, new, old), mask=inside)
+
+
 def state_verify(tree: Tree) -> tuple[Tensor, Tensor]:
     """See sglang_hybrid_kernels.state_verify."""
     out, values = torch.empty_like(tree.v), torch.empty_like(tree.v, dtype=torch.float32)
@@ -158,6 +188,22 @@ def promote_path(promotion: Promotion) -> None:
     )
 
 
+def promote_window(promotion: WindowPromotion) -> None:
+    """See sglang_hybrid_kernels.state_verify.promote_window."""
+    pool, inputs = promotion.pool, promotion.inputs
+    layers, _, channels, width = pool.shape
+    requests, nodes = inputs.shape[1:3]
+    if not pool.numel() or not requests:
+        return
+    block = min(1024, triton.next_power_of_2(channels))
+    promote_window_kernel[(triton.cdiv(channels, block), layers * requests)](
+        *(pool, *pool.stride(), promotion.source, promotion.destination, inputs, *inputs.stride()),
+        *(promotion.parent.contiguous(), promotion.accepted, requests, nodes, channels),
+        WIDTH=width,
+        BLOCK=block,
+    )
+
+
 def _constants(k: Tensor, nodes: int, heads: int, value_dim: int, key_dim: int) -> dict[str, int | str]:
     require(nodes <= LARGEST_NODES, f"Triton takes up to {LARGEST_NODES} nodes", nodes)
     require(key_dim in KEY_DIMS, f"Triton takes a key dimension K (d_state) among {KEY_DIMS}", key_dim)
@@ -170,7 +216,7 @@ def _constants(k: Tensor, nodes: int, heads: int, value_dim: int, key_dim: int) 
         "BV": min(32, max(16, triton.next_power_of_2(value_dim))),
         "SPLIT": k.dtype == torch.bfloat16,
         "PRECISION": "ieee" if triton.knobs.runtime.interpret else "tf32x3",
-        "num_warps": 4,
+        "num_warps": 8,
     }
 
 
