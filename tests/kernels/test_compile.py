@@ -39,4 +39,4 @@ def test_every_kernel_compiles_for_both_architectures(ahead_of_time: Any, operat
                 seen.add(row["kernel"])
                 assert 0 < row["registers"] <= 255, row
                 assert row["shared_bytes"] <= ahead_of_time.SHARED_BYTES[target], row
-    assert seen == kernels(operation)
+    assert seen >= kernels(operation)

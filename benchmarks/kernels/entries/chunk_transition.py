@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from prefills import fla_prefill, fla_two_prefills
 from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
@@ -95,6 +96,12 @@ def _moved_bytes(model: Model, family: str, element_bytes: int, stored_bytes: in
     return rows + heads * d * d * stored_bytes * (1 + delta)
 
 
+_BASELINES = {
+    "our two passes": _two_passes,
+    "one plain prefill, FLA": fla_prefill,
+    "two plain prefills, FLA": fla_two_prefills,
+}
+
 CASES = [
     Case(
         "chunk_transition",
@@ -104,7 +111,7 @@ CASES = [
         tolerance,
         _moved_bytes(model, family, dtype.itemsize, stored.itemsize),
         _flops(model, family),
-        baselines={"two passes": _two_passes} if (family, stored) == ("gdn", torch.float32) else {},
+        baselines=_BASELINES if (family, stored) == ("gdn", torch.float32) else {},
     )
     for model, family, dtype, stored, tolerance in (
         *((model, "gdn", torch.bfloat16, torch.bfloat16, 0.02) for model in MODELS),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from prefills import sglang_copy
 from registry import MODELS, Case, Model
 from torch import Tensor
 
@@ -84,7 +85,7 @@ CASES = [
         _call,
         0.0,
         int(PAIRS * 2 * _slot_bytes(model, 4)),
-        baselines={"gather-scatter": _gather_scatter},
+        baselines={"gather-scatter": _gather_scatter, "SGLang": sglang_copy},
     )
     for model in MODELS
 ] + [

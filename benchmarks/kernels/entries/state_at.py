@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from prefills import fla_prefill
 from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
@@ -72,6 +73,7 @@ CASES = [
         1e-5,
         _moved_bytes(model, dtype.itemsize),
         _flops(model),
+        baselines={"the prefill itself, FLA": fla_prefill} if family == "gdn" else {},
     )
     for model, family, dtype in (
         *((model, "gdn", torch.bfloat16) for model in MODELS),
