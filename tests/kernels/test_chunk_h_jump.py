@@ -11,7 +11,7 @@ from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.04, torch.float16: 4e-3}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 4e-3}
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -203,7 +203,7 @@ def test_stored_operators_and_vanishing_heads(interpreted, kind: torch.dtype):
     h, v_new = interpreted("chunk_h_jump", **arguments)
     want_h, want_v_new = chunk_h_jump(**want)
     for got, wanted in ((h, want_h), (v_new, want_v_new), (arguments["state"], want["state"])):
-        assert (got - wanted).abs().max() <= 2**-12 * wanted.abs().max()  # the interpreter truncates halves to bf16
+        assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 def cut(interpreted, lengths: list[int], calls: list[list[int]], state_type: torch.dtype) -> tuple[Tensor, ...]:

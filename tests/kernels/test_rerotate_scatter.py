@@ -145,7 +145,7 @@ def test_triton_is_the_specification(interpreted, case):
     got, want = problem(*shape, kind), problem(*shape, kind)
     interpreted("rerotate_scatter", **got, interleaved=interleaved)
     rerotate_scatter(**want, interleaved=interleaved)
-    tolerance = {torch.float32: 2e-6, torch.float16: 2**-9, torch.bfloat16: 2**-6}[kind]  # bf16: truncated
+    tolerance = {torch.float32: 2e-6, torch.float16: 2**-9, torch.bfloat16: 2**-8}[kind]
     written = [
         slot for slot, read in zip(want["destination"].tolist(), want["source"].tolist(), strict=True) if read >= 0
     ]

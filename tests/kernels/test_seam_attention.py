@@ -104,7 +104,7 @@ def test_triton_is_the_specification(interpreted, case):
     want = seam_attention(**arguments, window=window)
     got = interpreted("seam_attention", **arguments, window=window)
     assert got.dtype == want.dtype
-    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[arguments["q"].dtype]
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[arguments["q"].dtype]
     assert (got - want).abs().max() <= tolerance * want.abs().max()
     assert not got[arguments["positions"] < 0].any()
 

@@ -126,7 +126,7 @@ CASES = [  # delta, trees, key_heads, heads, V, K, token dtype, pool dtype
     (False, [FORK], 1, 16, 64, 16, torch.float16, torch.float32),
 ]
 NAMES = [f"{'gdn' if case[0] else 'mamba2'}-{len(case[1][0])}nodes-{case[3]}x{case[4]}x{case[5]}" for case in CASES]
-LOOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+LOOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2**-8}
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
@@ -142,15 +142,14 @@ def test_triton_is_the_specification(interpreted, case):
     assert torch.equal(arguments["pool"], before)
     assert (out - want).abs().max() <= LOOSE[kind] * want.abs().max()
     assert values.dtype == torch.float32
-    tolerance = 2**-13 if kind is torch.bfloat16 else 1e-5  # the interpreter truncates the state's halves to bf16
-    assert (values - want_values).abs().max() <= tolerance * want_values.abs().max()
+    assert (values - want_values).abs().max() <= 1e-5 * want_values.abs().max()
     assert not out[arguments["parent"] == -2].any()
     assert not values[arguments["parent"] == -2].any()
 
     last = [max((n for n, p in enumerate(tree) if p != -2), default=-1) for tree in shape[1]]
     run = lambda *args: interpreted("state_verify:promote_path", *args)  # noqa: E731
     got, want_pool = promoted(arguments, values, last, run), promoted(arguments, values, last)
-    tolerance = 2**-7 if pool_kind is torch.bfloat16 else tolerance
+    tolerance = 2**-8 if pool_kind is torch.bfloat16 else 1e-5
     assert (got - want_pool).abs().max() <= tolerance * want_pool.abs().max()
 
 

@@ -16,8 +16,8 @@ from sglang_hybrid_kernels.compose.triton import (
     FAMILY,
     apply_transition,
     load_end_state,
-    products,
     require_supported,
+    split,
 )
 
 BLOCK_V = 32
@@ -29,7 +29,6 @@ def chunk_h_jump_kernel(
     transition, t_entry, t_head, t_scale, ts_entry, ts_head, end_state, s_entry, s_head, s_scale, ss_entry, ss_head,
     vanishing, g_entry, g_head, H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """grid [cdiv(V, BV), requests * H]."""
     request, head = tl.program_id(1) // H, (tl.program_id(1) % H).to(tl.int64)
@@ -51,7 +50,7 @@ def chunk_h_jump_kernel(
                 p_s_scale = s_scale + entry * ss_entry + head * ss_head
             if kept:
                 p_t = transition + entry * t_entry + head * t_head
-                x = apply_transition(x, p_t, p_t_scale, o_k, K, FAMILY, SPLIT, PRECISION)
+                x = apply_transition(x, p_t, p_t_scale, o_k, K, FAMILY, SPLIT)
             else:
                 x = tl.zeros_like(x)
             x += load_end_state(end_state + entry * s_entry + head * s_head, p_s_scale, o_v, o_k, K, V)
@@ -68,7 +67,7 @@ def chunk_h_jump_kernel(
             values = tl.load(u + at_v, mask=valid_v, other=0.0).to(tl.float32)
             if w is not None:
                 b_w = tl.load(w + (t[:, None] * H + head) * K + o_k[None, :], mask=valid[:, None], other=0.0)
-                values -= _product(b_w, tl.trans(x).to(b_w.dtype), PRECISION)
+                values -= tl.dot(b_w, tl.trans(x).to(b_w.dtype), input_precision="tf32x3")
                 tl.store(v_new + at_v, values.to(v_new.dtype.element_ty), mask=valid_v)
             if PER_CHANNEL:
                 x *= tl.exp(tl.load(g + (last * H + head) * K + o_k).to(tl.float32))[None, :]
@@ -79,15 +78,8 @@ def chunk_h_jump_kernel(
                 x *= tl.exp(g_last)
             key_head = head // (H // KEY_HEADS)
             b_k = tl.load(k + (t[:, None] * KEY_HEADS + key_head) * K + o_k[None, :], mask=valid[:, None], other=0.0)
-            x += _product(tl.trans(values).to(b_k.dtype), b_k, PRECISION)
+            x += tl.dot(tl.trans(values).to(b_k.dtype), b_k, input_precision="tf32x3")
     tl.store(p_state, x.to(state.dtype.element_ty), mask=inside & (slot >= 0))
-
-
-@triton.jit
-def _product(a, b, PRECISION: tl.constexpr):
-    if PRECISION == "ieee":  # the interpreter's bf16 products are wrong: the same operands, in fp32
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision=PRECISION)
 
 
 def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +106,7 @@ def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
         BV=block,
         PER_CHANNEL=plan.per_channel,
         FAMILY=FAMILY[operators.family],
-        **products(operators),
+        SPLIT=split(operators),
         num_warps=8 if wide else 4,
         num_stages=2,
     )

@@ -23,9 +23,7 @@ LARGEST_K = 256
 
 
 @triton.jit
-def apply_transition(
-    x, t, t_scale, o_k, K: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr
-):
+def apply_transition(x, t, t_scale, o_k, K: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr):
     """T x for state rows x [BV, K]: t points at one entry's and head's transition, t_scale at its scale or is None."""
     if FAMILY == SCALAR:
         x = x * tl.load(t).to(tl.float32)
@@ -34,17 +32,13 @@ def apply_transition(
     else:
         tile = tl.load(t + o_k[:, None] * K + o_k[None, :])
         if SPLIT:
-            if t.dtype.element_ty == tl.int8:
-                tile = tile.to(tl.float32)
             tile = tile.to(tl.bfloat16)
             high = x.to(tl.bfloat16)
             low = (x - high.to(tl.float32)).to(tl.bfloat16)
-            if PRECISION == "ieee":  # the interpreter's bf16 products are wrong: the same operands, in fp32
-                tile, high, low = tile.to(tl.float32), high.to(tl.float32), low.to(tl.float32)
             x = tl.dot(low, tile)
             x = tl.dot(high, tile, x)
         else:
-            x = tl.dot(x, tile.to(tl.float32), input_precision=PRECISION)
+            x = tl.dot(x, tile.to(tl.float32), input_precision="tf32x3")
     if t_scale is not None:
         x = x * tl.load(t_scale + o_k).to(tl.float32)[None, :]
     return x
@@ -64,7 +58,7 @@ def _carried(
     x, first, end, is_state, o_v, o_k, layer, head, chain,
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
     end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
-    K: tl.constexpr, V: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """x after chain[first:end]; the end states are added where is_state."""
     for i in range(first, end):
@@ -80,9 +74,9 @@ def _carried(
             if tl.load(vanishing + layer * g_layer + entry * g_entry + head * g_head):
                 x = tl.zeros_like(x)
             else:
-                x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT, PRECISION)
+                x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT)
         else:
-            x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT, PRECISION)
+            x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT)
         if is_state:
             p_s = end_state + layer * s_layer + entry * s_entry + head * s_head
             x += load_end_state(p_s, p_end_scale, o_v, o_k, K, V)
@@ -95,7 +89,6 @@ def compose_kernel(
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
     end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of BV state rows of one head, layer and row. Blocks of a head are neighbours: they share T in L2."""
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -115,7 +108,7 @@ def compose_kernel(
             x, tl.load(offsets + row), tl.load(offsets + row + 1), True, o_v, o_k, layer, head, chain,
             transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
             end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head,
-            vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT, PRECISION,
+            vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT,
         )  # fmt: skip
         tl.store(base + written * p_slot + tile, x.to(pool.dtype.element_ty), mask=inside)
 
@@ -126,7 +119,6 @@ def fold_kernel(
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
     end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one part's operator: end-state rows start from zero, transition rows from the identity."""
     state_blocks: tl.constexpr = (V + BV - 1) // BV
@@ -149,7 +141,7 @@ def fold_kernel(
         x, first, end, is_state, o_v, o_k, layer, head, chain,
         transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
         end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head,
-        vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT, PRECISION,
+        vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT,
     )  # fmt: skip
     cell = (layer * (tl.num_programs(0) // blocks // heads // layers) + part) * heads + head
     tile = o_v[:, None] * K + o_k[None, :]
@@ -192,7 +184,7 @@ def tiling(operators: Operators, v: int, k: int) -> dict[str, Any]:
     """Constants of a launch. An fp32 tile of T with the halves TF32 x 3 makes of it fills a block's shared memory."""
     rows = 32 if operators.transition.dtype == torch.float32 and operators.family == "dense" else 64
     made = {"K": k, "V": v, "BV": min(rows, triton.next_power_of_2(v)), "FAMILY": FAMILY[operators.family]}
-    return {**made, **products(operators), "num_warps": 8, "num_stages": 2}
+    return {**made, "SPLIT": split(operators), "num_warps": 8, "num_stages": 2}
 
 
 def require_supported(operators: Operators, k: int, *others: torch.dtype) -> None:
@@ -204,10 +196,9 @@ def require_supported(operators: Operators, k: int, *others: torch.dtype) -> Non
     require(fits, f"Triton takes a key dimension K (d_state) that is a power of two in 16..{largest}", k)
 
 
-def products(operators: Operators) -> dict[str, Any]:
-    """How states are multiplied by transitions of this storage type."""
-    split = operators.transition.dtype != torch.float32
-    return {"SPLIT": split, "PRECISION": "ieee" if triton.knobs.runtime.interpret else "tf32x3"}
+def split(operators: Operators) -> bool:
+    """Whether every element of the transitions is exact in bf16, so that only states have to be split."""
+    return operators.transition.dtype != torch.float32
 
 
 def operands(operators: Operators) -> list[Any]:

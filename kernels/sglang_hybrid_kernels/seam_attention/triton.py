@@ -28,7 +28,7 @@ def attend_kernel(
     window, q_token, q_head, k_slot, k_head, v_slot, v_head,
     D: tl.constexpr, DV: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     PART: tl.constexpr, SINGLE: tl.constexpr, REQUESTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, BDV: tl.constexpr, PRECISION: tl.constexpr,
+    BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """grid [blocks, kv_heads, parts]. out [parts, tokens, heads, DV] and sums [parts, tokens, heads], base 2."""
     block, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -64,7 +64,7 @@ def attend_kernel(
             if (not WINDOW) or tl.max(seen.to(tl.int32)) > 0:
                 p_k = k + kv_head.to(tl.int64) * k_head + slot[None, :] * k_slot + o_d[:, None]
                 b_k = tl.load(p_k, mask=inside[None, :] & (o_d[:, None] < D), other=0.0)
-                score = tl.where(seen, _product(b_q, b_k, PRECISION) * factor, float("-inf"))
+                score = tl.where(seen, tl.dot(b_q, b_k, input_precision="tf32x3") * factor, float("-inf"))
                 higher = tl.maximum(top, tl.max(score, 1))
                 base = tl.where(higher == float("-inf"), 0.0, higher)
                 weight = tl.exp2(score - base[:, None])
@@ -72,7 +72,7 @@ def attend_kernel(
                 total = total * kept + tl.sum(weight, 1)
                 p_v = v + kv_head.to(tl.int64) * v_head + slot[:, None] * v_slot + o_v[None, :]
                 b_v = tl.load(p_v, mask=inside[:, None] & (o_v[None, :] < DV), other=0.0)
-                acc = acc * kept[:, None] + _product(weight.to(b_v.dtype), b_v, PRECISION)
+                acc = acc * kept[:, None] + tl.dot(weight.to(b_v.dtype), b_v, input_precision="tf32x3")
                 top = higher
         result = acc / tl.where(total > 0, total, 1.0)[:, None]
         place = (part.to(tl.int64) * tokens + token) * heads + head
@@ -100,13 +100,6 @@ def join_kernel(partial, sums, out, rows, parts, DV: tl.constexpr, BM: tl.conste
         acc += weight[:, None] * one
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + tile, result.to(out.dtype.element_ty), mask=valid)
-
-
-@triton.jit
-def _product(a, b, PRECISION: tl.constexpr):
-    if PRECISION == "ieee":  # the interpreter's bf16 products are wrong: the same operands, in fp32
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision=PRECISION)
 
 
 def seam_attention(plan: Plan) -> Tensor:
@@ -146,7 +139,6 @@ def seam_attention(plan: Plan) -> Tensor:
         BN=32 if wide else 64,
         BD=max(16, triton.next_power_of_2(size)),
         BDV=max(16, triton.next_power_of_2(value_size)),
-        PRECISION="ieee" if triton.knobs.runtime.interpret else "tf32x3",
         num_warps=8 if wide else 4,
         num_stages=2,
     )

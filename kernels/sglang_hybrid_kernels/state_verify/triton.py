@@ -22,30 +22,20 @@ KEY_DIMS = (16, 32, 64, 128, 256)
 
 
 @triton.jit
-def _times_exact(x, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
+def _times_exact(x, y, SPLIT: tl.constexpr):
     """fp32 x times y; a bf16 y takes two bf16 passes over the halves of x (relative error 2^-17)."""
     if SPLIT:
         high = x.to(tl.bfloat16)
         low = (x - high.to(tl.float32)).to(tl.bfloat16)
-        if PRECISION == "ieee":  # the interpreter's bf16 products are wrong: the same operands, in fp32
-            y, high, low = y.to(tl.float32), high.to(tl.float32), low.to(tl.float32)
         return tl.dot(high, y, tl.dot(low, y))
-    return tl.dot(x, y.to(tl.float32), input_precision=PRECISION)
-
-
-@triton.jit
-def _gram(x, y, PRECISION: tl.constexpr):
-    """x y^T of rows as they are stored."""
-    if PRECISION == "ieee":
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, tl.trans(y), input_precision=PRECISION)
+    return tl.dot(x, y.to(tl.float32), input_precision="tf32x3")
 
 
 @triton.jit
 def state_verify_kernel(
     q, k, v, g, beta, pool, pool_slot, pool_head, slots, parent, out, values, nodes, scale,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """grid [cdiv(V, BV), H, requests]."""
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -76,18 +66,20 @@ def state_verify_kernel(
     p_state = pool + slot * pool_slot + head.to(tl.int64) * pool_head + o_v[:, None] * K + o_k[None, :]
     state = tl.load(p_state, mask=(o_v[:, None] < V) & (slot >= 0), other=0.0).to(tl.float32)
     grown = tl.exp(decay)[:, None]
-    attention = gain * _gram(b_q, b_k, PRECISION)
-    result = grown * tl.trans(_times_exact(state, tl.trans(b_q), SPLIT, PRECISION))
+    attention = gain * tl.dot(b_q, tl.trans(b_k), input_precision="tf32x3")
+    result = grown * tl.trans(_times_exact(state, tl.trans(b_q), SPLIT))
     if beta is not None:
         b_beta = tl.load(beta + at_head, mask=real, other=0.0).to(tl.float32)[:, None]
-        u = b_beta * (u - grown * tl.trans(_times_exact(state, tl.trans(b_k), SPLIT, PRECISION)))
-        inner = tl.where(o_n[:, None] != o_m[None, :], b_beta * gain * _gram(b_k, b_k, PRECISION), 0.0)
+        u = b_beta * (u - grown * tl.trans(_times_exact(state, tl.trans(b_k), SPLIT)))
+        inner = tl.where(
+            o_n[:, None] != o_m[None, :], b_beta * gain * tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3"), 0.0
+        )
         by_node = tl.trans(inner)
         for node in range(1, nodes):
             weights = tl.sum(tl.where(o_n[None, :] == node, by_node, 0.0), 1)
             u -= tl.where(o_n[:, None] == node, tl.sum(weights[:, None] * u, 0)[None, :], 0.0)
     tl.store(values + at_v, u, mask=(o_n < nodes)[:, None] & (o_v[None, :] < V))
-    result += tl.dot(attention, u, input_precision=PRECISION)
+    result += tl.dot(attention, u, input_precision="tf32x3")
     result = tl.where(real[:, None], result * scale, 0.0)
     tl.store(out + at_v, result.to(out.dtype.element_ty), mask=(o_n < nodes)[:, None] & (o_v[None, :] < V))
 
@@ -96,7 +88,7 @@ def state_verify_kernel(
 def promote_path_kernel(
     pool, pool_layer, pool_slot, pool_head, source, destination, k, values, g, parent, accepted, requests, nodes,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """grid [cdiv(V, BV), H, layers * requests]."""
     head, cell = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -124,7 +116,7 @@ def promote_path_kernel(
         base = pool + layer * pool_layer + head.to(tl.int64) * pool_head + o_v[:, None] * K + o_k[None, :]
         inside = o_v[:, None] < V
         state = tl.load(base + slot * pool_slot, mask=inside & (slot >= 0), other=0.0).to(tl.float32)
-        state = state * tl.exp(tl.sum(step)) + _times_exact(tl.trans(u), b_k, SPLIT, PRECISION)
+        state = state * tl.exp(tl.sum(step)) + _times_exact(tl.trans(u), b_k, SPLIT)
         tl.store(base + written * pool_slot, state.to(pool.dtype.element_ty), mask=inside)
 
 
@@ -204,7 +196,7 @@ def promote_window(promotion: WindowPromotion) -> None:
     )
 
 
-def _constants(k: Tensor, nodes: int, heads: int, value_dim: int, key_dim: int) -> dict[str, int | str]:
+def _constants(k: Tensor, nodes: int, heads: int, value_dim: int, key_dim: int) -> dict[str, int]:
     require(nodes <= LARGEST_NODES, f"Triton takes up to {LARGEST_NODES} nodes", nodes)
     require(key_dim in KEY_DIMS, f"Triton takes a key dimension K (d_state) among {KEY_DIMS}", key_dim)
     return {
@@ -215,7 +207,6 @@ def _constants(k: Tensor, nodes: int, heads: int, value_dim: int, key_dim: int) 
         "BN": max(16, triton.next_power_of_2(nodes)),
         "BV": min(32, max(16, triton.next_power_of_2(value_dim))),
         "SPLIT": k.dtype == torch.bfloat16,
-        "PRECISION": "ieee" if triton.knobs.runtime.interpret else "tf32x3",
         "num_warps": 8,
     }
 
