@@ -254,6 +254,7 @@ BAD: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "must not be negative": lambda a: {"cu_seqlens": torch.tensor([0, 74, 73])},
     "one device": lambda a: {"beta": a["beta"].to("meta")},
     "key size of at most 256": lambda a: {"k": torch.zeros(73, 1, 320)},
+    "key size of at most 128": lambda a: {"k": torch.zeros(73, 1, 256), "g": torch.zeros(73, 2, 256)},
 }  # fmt: skip
 
 

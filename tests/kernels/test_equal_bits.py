@@ -1,9 +1,9 @@
 """A hit and a cold run have equal bits on the chunk grid: when, and for which of our code.
 
-Let a text be cut at a multiple of 64 tokens and continued from the state there, kept in float32. Then every later state
-on the grid, the final state, and every state that state_at gives in between have the bits of the uncut run: each chunk is
-computed from the same numbers in the same order, whatever else is in the batch. Cut elsewhere, or with states kept in
-fewer bits, they agree to rounding only. (That the inputs k, v, g, beta have equal bits is up to the layers below.)
+Let a text be cut at a multiple of 64 tokens and continued from the state there, kept in float32. Then every later
+state on the grid, the final state, and every state that state_at gives in between have the bits of the uncut run: each
+chunk is computed from the same numbers in the same order, whatever else is in the batch. Cut elsewhere, or with states
+kept in fewer bits, they agree to rounding only. (That k, v, g and beta have equal bits is up to the layers below.)
 tests/kernels/test_chunk_transition.py has the same for chunk_transition.
 """
 

@@ -185,6 +185,22 @@ def test_triton_agrees_with_naive(interpreted: Any, name: str):
     assert torch.equal(into[5], h[2])
 
 
+@pytest.mark.parametrize("family", ["gdn", "mamba2", "gla"])
+@pytest.mark.parametrize("chunk", [16, 256])
+def test_other_chunk_lengths(interpreted: Any, family: str, chunk: int):
+    """Mamba2 models keep states every 128 or 256 tokens."""
+    some = tokens(family, [20, 300], heads=2, key_heads=2, dv=16, dk=16)
+    states = [run(some, 0), run(some, 1)]
+    h = chunk_starts(some, states, chunk)
+    wanted = [(0, 20, 0), (1, 300, 1), (1, 258, 2), (1, 70 if some.delta else 201, 3)]
+    rest = {"delta": some.delta, "chunk": chunk, **ask(some, *wanted)}
+    exact, rounded, single = pool(some, 4), pool(some, 4, torch.float32), some.to(torch.float32)
+    state_at(h, some.k, some.v, some.g, some.beta, into=exact, **rest)
+    torch.testing.assert_close(exact, torch.stack([states[i][p] for i, p, _ in wanted]), rtol=1e-11, atol=1e-11)
+    interpreted("state_at", h.float(), single.k, single.v, single.g, single.beta, into=rounded, **rest)
+    torch.testing.assert_close(rounded, exact.float(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("delta", [True, False])
 def test_triton_reads_strides_rounds_and_normalises(interpreted: Any, delta: bool):
     """k and v side by side, as the model has them, bfloat16 everywhere, a pool between other layers' pools."""

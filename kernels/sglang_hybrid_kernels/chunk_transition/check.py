@@ -20,7 +20,8 @@ from sglang_hybrid_kernels.arguments import (
 from sglang_hybrid_kernels.chunk import precision
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-LARGEST_K = 256
+LARGEST_K = {"scalar": 256, "diagonal": 128}
+"""By decay: with one per channel, larger keys do not fit into a GPU's shared memory."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Plan:
         require_shape("v", self.v, [tokens, None, None])
         heads = self.v.shape[1]
         require(key_heads > 0 and heads % key_heads == 0, f"k's heads must divide v's {heads} heads", key_heads)
-        require(dk <= LARGEST_K, f"use a key size of at most {LARGEST_K}", dk)
+        largest = LARGEST_K["diagonal" if self.diagonal else "scalar"]
+        require(dk <= largest, f"use a key size of at most {largest} with this decay", dk)
         require_shape("g", self.g, [tokens, heads, dk] if self.g.dim() == 3 else [tokens, heads])
         if self.beta is not None:
             require_shape("beta", self.beta, [tokens, heads])

@@ -55,6 +55,7 @@ def copy_kernel(
                 x = tl.load(pools[p] + from_slot * strides[p][0] + read, mask=inside & valid)
                 x = x.to(into[p].dtype.element_ty)
                 tl.store(into[p] + to_slot * into_strides[p][0] + write, x, mask=inside & valid)
+                tl.debug_barrier()  # the next pair may read this slot, an element perhaps by another thread
         begin = ends[p]
 
 

@@ -87,7 +87,8 @@ def product_kernel(
     V, K, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DIAGONAL: tl.constexpr, HAS_BETA: tl.constexpr, L2NORM: tl.constexpr,
 ):  # fmt: skip
-    """grid [V / ROWS, heads, n]."""
+    """grid [V / ROWS, heads, n]. Longer chunks take several products of 64 tokens."""
+    BLOCK: tl.constexpr = CHUNK if CHUNK < 64 else 64
     head = tl.program_id(1).to(tl.int64)
     chunk, first, count, slot, exists = _locate(
         cu_seqlens, sequence, position, slots, tl.program_id(2), sequences, into_slots, CHUNK
@@ -100,9 +101,9 @@ def product_kernel(
         state = tl.load(
             h + chunk * h_chunk + head * h_head + o_v[:, None] * h_row + o_k[None, :], mask=inside, other=0.0
         ).to(tl.float32)
-        if count > 0:
-            o_t = tl.arange(0, CHUNK)
-            tokens, follows = first + o_t, o_t < count
+        o_t = tl.arange(0, BLOCK)
+        for begin in range(0, count, BLOCK):
+            tokens, follows = first + begin + o_t, begin + o_t < count
             key = tl.load(
                 k + tokens[:, None] * k_token + (head // GROUP) * k_head + o_k[None, :],
                 mask=follows[:, None] & in_k[None, :],
@@ -142,7 +143,7 @@ def state_at(plan: Plan) -> None:
     _, heads, dv, dk = plan.h.shape
     beta = plan.g if plan.beta is None else plan.beta
     columns = max(16, triton.next_power_of_2(dk))
-    rows = 8 if plan.delta else 32
+    rows = 8 if plan.delta else 16
     kernel = walk_kernel if plan.delta else product_kernel
     kernel[(triton.cdiv(dv, rows), heads, plan.position.numel())](
         plan.h, plan.k, plan.v, plan.g, beta, plan.cu_seqlens.contiguous(), plan.sequence.contiguous(),
@@ -152,5 +153,5 @@ def state_at(plan: Plan) -> None:
         *plan.into.stride()[:3], NORM_EPSILON,
         dv, dk, GROUP=heads // plan.k.shape[1], CHUNK=plan.chunk, ROWS=rows, COLUMNS=columns,
         DIAGONAL=plan.diagonal, HAS_BETA=plan.beta is not None, L2NORM=plan.l2norm,
-        num_warps=1 if plan.delta else 8,
+        num_warps=1 if plan.delta else 8, num_stages=1,
     )  # fmt: skip
