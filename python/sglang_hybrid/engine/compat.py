@@ -100,3 +100,9 @@ def checkpoint_grid(server_args: Any) -> int:
     except ImportError:
         return int(server_args.mamba_cache_chunk_size)  # 0.5.17
     return int(mamba_cache_chunk_size())
+
+
+def state_of(req: Any) -> Any:
+    """The object that holds a request's state slots (`mamba_pool_idx` and its like)."""
+    kv = getattr(req, "kv", None)
+    return kv if hasattr(kv, "mamba_pool_idx") else req  # 0.5.17 keeps them on the request

@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import zero_match_result
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_result
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.serving import Pool
+
+_UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
+"""The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
 
 
 class _Ordered:
@@ -140,7 +144,7 @@ class HybridMamba(_Ordered, MambaComponent):
     def _can_copy(self, req: Any, result: Any) -> bool:
         """Whether there is a slot for the request's own copy of the matched state."""
         assert self.driver is not None
-        kv = getattr(req, "kv", req)
+        kv = state_of(req)
         source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
         if source is None or kv.mamba_pool_idx is not None or self.driver.states.available_size():
             return True
@@ -164,14 +168,15 @@ class HybridMamba(_Ordered, MambaComponent):
             insert_params.hybrid_mark = None if record.arrival is None else record.arrival.tip
             return length
         insert_params.hybrid_taken = taken = driver.take(record, token_ids_len)
-        if not insert_params.chunked:
+        chunked = token_ids_len < len(req.origin_input_ids)
+        if not chunked:
             driver.decisions.computed(req.rid)
-        takes_end = not driver.admits or self._takes_end(insert_params.chunked, bool(taken))
+        takes_end = not driver.admits or self._takes_end(chunked, bool(taken))
         if takes_end and driver.ensure(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
-                insert_params.hybrid_spare = insert_params.chunked and driver.admits
-                if not insert_params.chunked and record.arrival is not None:
+                insert_params.hybrid_spare = chunked and driver.admits
+                if not chunked and record.arrival is not None:
                     insert_params.hybrid_mark = record.arrival.tip
                 return length
         if not taken:
@@ -248,7 +253,7 @@ class HybridMamba(_Ordered, MambaComponent):
             value=main.value[:at],
             mamba_value=checkpoint.slot,
             prev_prefix_len=at,
-            chunked=True,
+            **_UNCOUNTED,
         )
         params.hybrid_record, params.hybrid_mark = record, self._mark(record, checkpoint)
         if self.cache.insert(params).mamba_exist:

@@ -15,6 +15,7 @@ from sglang_hybrid.engine.cache.boundaries import first_message, named
 from sglang_hybrid.engine.cache.metrics import Summary
 from sglang_hybrid.engine.cache.requests import Checkpoint, Tracked, tracked
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
+from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.misses import Seen, attribute
 from sglang_hybrid.prefix.serving import Decisions
@@ -232,7 +233,7 @@ class Driver:
         return short <= max(have, self.states.available_size() + len(self._outstanding))
 
     def _states_needed(self, req: Any) -> int:
-        kv = getattr(req, "kv", req)
+        kv = state_of(req)
         pool = self.cache.req_to_token_pool
         need = 0 if kv.mamba_pool_idx is not None else 1
         if self.cache.enable_mamba_extra_buffer and kv.mamba_ping_pong_track_buffer is None:
@@ -241,7 +242,7 @@ class Driver:
 
     def let_go(self, req: Any) -> None:
         """`req` goes on waiting: it must not keep the state slot it got when it was matched."""
-        kv = getattr(req, "kv", req)
+        kv = state_of(req)
         if kv.mamba_pool_idx is not None and kv.mamba_ping_pong_track_buffer is None and not req.output_ids:
             self.states.free(kv.mamba_pool_idx.view(-1))
             kv.mamba_pool_idx = kv.mamba_cow_src_index = None

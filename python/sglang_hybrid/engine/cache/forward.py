@@ -36,11 +36,16 @@ def step_tokens(model_runner: Any) -> int:
     if kind == "Mamba2AttnBackend":
         # Before 0.5.21 its states lie on a grid that several requests in one pass do not share.
         fields = getattr(_metadata_type(), "__dataclass_fields__", {})
-        return int(backend.mamba_chunk_size) if "track_ssm_recompute_dst" in fields else 0
+        return chunk_tokens(backend) if "track_ssm_recompute_dst" in fields else 0
     if kind != "GDNAttnBackend":
         return 0
     if getattr(backend.kernel_dispatcher, "extend_uses_state_checkpoints", False):
         return 0  # FlashInfer plans its snapshots by itself
+    return chunk_tokens(backend)
+
+
+def chunk_tokens(backend: Any) -> int:
+    """Tokens per chunk of a backend's prefill kernel; GDN's is 64, and 0.5.17 says so nowhere."""
     return int(getattr(backend, "mamba_chunk_size", 64))
 
 
@@ -76,7 +81,7 @@ def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
 
     device = metadata.query_start_loc.device
     starts = list(accumulate(lengths, initial=0))
-    chunk = backend.mamba_chunk_size
+    chunk = chunk_tokens(backend)
     chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
     window = backend.conv_states_shape[-1]
     plain = type(backend).__name__ != "Mamba2AttnBackend"
