@@ -24,8 +24,8 @@ GOLDEN = {
     "sglang-chunks": 179_407,
     "gdsf": 239_643,
     "marconi": 221_388,
-    "marconi-regret": 238_780,
-    "forecast": 260_380,
+    "marconi-regret": 231_507,
+    "forecast": 262_206,
     "marconi:0": 229_538,
     "marconi:1": 234_451,
 }

@@ -1,13 +1,15 @@
 """The prefix cache as decisions over one byte budget: tree, history, admission and eviction composed."""
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import AdmissionPolicy, Prefill
-from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.candidates import Candidate, ScoredIndex, VictimIndex
+from sglang_hybrid.prefix.duel import CAUTION, Duels
+from sglang_hybrid.prefix.elapsed import Elapsed
+from sglang_hybrid.prefix.gdsf import density
 from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
@@ -40,9 +42,10 @@ class Feedback(Protocol):
 class PrefixCache:
     """A hybrid prefix cache of `capacity_bytes`, never exceeded between calls.
 
-    `bypass=True`: a new entry is inserted and the lowest score goes, be it the new entry (insert-then-trim). Otherwise
-    room is made first, as SGLang and Marconi do, and a sequence larger than the cache is not admitted. Time that runs
-    backwards is taken as the latest time seen.
+    `bypass=True`: a new entry is inserted and the lowest score goes, be it the new entry (insert-then-trim), as far as
+    `Duels` trusts such refusals where the index tells its scores. Otherwise
+    room is made first, as SGLang and Marconi do. Of a sequence larger than the cache only what fits is admitted. Time
+    that runs backwards is taken as the latest time seen (`elapsed`).
     """
 
     def __init__(
@@ -66,8 +69,9 @@ class PrefixCache:
         self._bypass = bypass
         self.feedback = feedback
         self._nodes: dict[int, Node[Mark]] = {}
-        self._now = -math.inf
+        self._elapsed = Elapsed()
         self._uses = 0
+        self._duels = Duels()
         self._held: dict[int, Node[Mark]] = {}  # not evictable while this request makes room for them
 
     def used_bytes(self) -> int:
@@ -77,7 +81,7 @@ class PrefixCache:
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
         tokens = as_tokens(tokens)
-        self._advance(now)
+        self._elapsed.look(now)
         return self.tree.match(tokens, max(0, int(tokens.size) - 1)).restart_tokens
 
     def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
@@ -92,11 +96,13 @@ class PrefixCache:
             raise ConfigError(f"n_input counts the first tokens of {total}: {n_input}")
         if any(not 0 < at <= n_input for at in boundaries):
             raise ConfigError(f"a boundary is a position in the {n_input} input tokens: {boundaries}")
-        now = self._advance(now)
+        now = self._elapsed.request(now)
         if total == 0:
             return Commit((), 0, self.tree.kv_tokens)
         found = self.tree.match(tokens[:n_input], max(0, n_input - 1))
         sighting = None if self.history is None else self.history.observe(tokens, n_input, now, boundaries)
+        if sighting is not None and sighting.marks:
+            self._duels.used(sighting.marks[-1][1])
         self._uses += 1
         if found.restart.state is not None:
             self._use(found.restart, found.restart.state, now)
@@ -125,7 +131,7 @@ class PrefixCache:
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: a checkpoint is taken at its end by the first request that computes it."""
         if self.history is not None:
-            self.history.seed(as_tokens(tokens), self._advance(now))
+            self.history.seed(as_tokens(tokens), self._elapsed.look(now))
 
     def load(self, snapshot: Snapshot) -> None:
         """Fill this empty cache with a saved tree; raises ConfigError if it is not empty or too small."""
@@ -137,15 +143,11 @@ class PrefixCache:
         if self.used_bytes() > self.capacity_bytes:
             raise ConfigError(f"the snapshot needs more than {self.capacity_bytes} bytes: {self.used_bytes()}")
 
-    def _advance(self, now: float) -> float:
-        if not math.isfinite(now):
-            raise ConfigError(f"time is a finite number of seconds: {now}")
-        self._now = max(self._now, now)
-        return self._now
-
     def _use(self, node: Node[Mark], mark: Mark, now: float) -> None:
         mark.touch = self._uses
-        if self.history is not None:
+        if mark.heir is not None:
+            mark.heir = None  # the history has counted the use of the heir
+        elif self.history is not None:
             self.history.restart(mark, now)
         else:
             mark.last_s = now
@@ -160,21 +162,24 @@ class PrefixCache:
         if not positions and not self.tree.kv_only:
             return 0
         end = prefill.end_tokens if self.tree.kv_only else positions[-1]
-        if not self._bypass:
-            end = self._fit(end, positions, prefill.restart_tokens)
-            positions[:] = [at for at in positions if at <= end]
+        end = self._fit(end, positions, prefill.restart_tokens)
+        positions[:] = [at for at in positions if at <= end]
+        if prefill.sighting is not None and end < prefill.end_tokens and found.restart.state is not None:
+            self._inherit(found.restart, prefill.sighting.tip)
         if end == 0 or (not positions and not self.tree.kv_only):
             return 0
         leaf = self.tree.insert(tokens[:end], now, found=found if end >= prefill.input_tokens else None)
+        made: set[int] = set()
         for at in positions:
             node = self.tree.node_at(leaf, at)
             if node.state is None:
                 self.tree.attach(node, self._mark(at, prefill, now))
+                made.add(node.id)
         self._adopt(leaf, prefill, now)
         if not self._bypass:
             self._held = {node.id: node for node in self.tree.changed.values() if node.state is not None}
         self._reindex()
-        return self._trim(now)
+        return self._trim(made if self._bypass else set(), now)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
@@ -220,11 +225,11 @@ class PrefixCache:
                     self._use(node, shared, now)
             node = node.parent
 
-    def _trim(self, now: float) -> int:
+    def _trim(self, made: set[int], now: float) -> int:
         """Evict down to the capacity; what this request made or used goes last, when the rest was not enough."""
         evicted = 0
         while self.used_bytes() > self.capacity_bytes:
-            victim = self._index.pop(now)
+            victim = self._choose(made, now)
             if victim is None and self._held:
                 self._release()
                 continue
@@ -239,12 +244,51 @@ class PrefixCache:
                 over = -(-(self.used_bytes() - self.capacity_bytes) // self.model.kv_bytes_per_token)
                 self.tree.trim(node, over)
             else:
-                self.tree.drop(node)
+                self._drop(node)
             evicted += 1
             self._reindex()
         if self._held:
             self._release()
         return evicted
+
+    def _choose(self, made: set[int], now: float) -> int | None:
+        """The lowest score; an entry this request made goes only if it is low enough for `Duels` (bypass)."""
+        victim = self._index.pop(now)
+        if victim not in made or not isinstance(self._index, ScoredIndex):
+            return victim
+        score = self._index.last_score
+        rival = self._index.pop(now)
+        if rival is None:
+            return victim
+        if rival not in made:
+            self._pair(self._nodes[victim], self._nodes[rival])
+            margin = CAUTION if self._elapsed.is_counter else self._duels.margin
+            if score > margin * self._index.last_score:
+                victim, rival = rival, victim
+        self._put(self._nodes[rival])
+        return victim
+
+    def _pair(self, made: Node[Mark], rival: Node[Mark]) -> None:
+        lower, upper = made.state, rival.state
+        if lower is not None and upper is not None:
+            per_byte = [density(self.model, candidate(node)) for node in (made, rival)]
+            self._duels.pair(lower.heir or lower, upper.heir or upper, per_byte[0], per_byte[1])
+
+    def _drop(self, node: Node[Mark]) -> None:
+        """Drop a checkpoint; an older end of the same sequence stands for it from now on."""
+        mark, base = node.state, node.base()
+        if self.history is not None and mark is not None:
+            later = mark.heir or mark
+            mark.heir = None
+            if later.kind != Kind.BRANCH:
+                self._inherit(base, later)
+        self.tree.drop(node)
+
+    def _inherit(self, node: Node[Mark], later: Mark) -> None:
+        mark = node.state
+        if mark is not None and mark.kind == Kind.SUPERSEDED and later.last_s >= mark.last_s:
+            mark.heir = later
+            self.tree.changed[node.id] = node
 
     def _release(self) -> None:
         """Make what this request made or used evictable again."""
@@ -291,6 +335,7 @@ class PrefixCache:
         live = {n.id for n in walk(self.tree) if not n.locks and (n.is_leaf if kv_only else n.state is not None)}
         expect(live == set(self._nodes), "evictable nodes", len(self._nodes), len(live))
         expect(self.used_bytes() <= self.capacity_bytes, "bytes", self.used_bytes(), self.capacity_bytes)
+        self._duels.check()
         if self.history is not None:
             self.history.check()
 
@@ -300,6 +345,7 @@ def candidate(node: Node[Mark]) -> Candidate:
     mark, parent = node.state, node.parent
     if parent is None:
         raise InvariantError(f"the root is not evictable: node {node.id}")
+    use = mark if mark is None else mark.heir or mark
     return Candidate(
         id=node.id,
         end_tokens=node.end,
@@ -308,9 +354,9 @@ def candidate(node: Node[Mark]) -> Candidate:
         freed_kv_tokens=0 if node.children else int(node.tokens.size),
         states=0 if mark is None else 1,
         children=len(node.children),
-        last_s=node.last_s if mark is None else mark.last_s,
+        last_s=node.last_s if use is None else use.last_s,
         touch=0 if mark is None else mark.touch,
         hits=0 if mark is None else mark.hits,
-        superseded=mark is not None and mark.kind == Kind.SUPERSEDED,
-        reuse_class=0 if mark is None else mark.reuse_class,
+        superseded=use is not None and use.kind == Kind.SUPERSEDED,
+        reuse_class=0 if use is None else use.reuse_class,
     )

@@ -41,6 +41,7 @@ class AgingHeaps:
         self._entries: dict[int, _Entry] = {}
         self._stored = 0  # tuples in both kinds of heaps, stale ones included
         self._version = 0
+        self.last_score = 0.0  # of the entry `pop` returned last
         self._advanced_s = -1.0  # everything due until then has moved
 
     def put(self, entry_id: int, reuse_class: int, last_s: float, density: float, now: float) -> None:
@@ -60,8 +61,8 @@ class AgingHeaps:
         self._version += 1
         entry = _Entry(reuse_class, age_bin(now - last_s), last_s, density, self._version)
         self._entries[entry_id] = entry
-        self._push(entry_id, entry)
         self._schedule(entry_id, entry)
+        self._push(entry_id, entry)  # last: it may rebuild, which schedules every entry again
 
     def discard(self, entry_id: int) -> None:
         """Forget an entry; unknown ids are ignored."""
@@ -76,6 +77,7 @@ class AgingHeaps:
             return None
         scores = self._heads * self._rates
         reuse_class, at_bin = divmod(int(scores.argmin()), BINS)
+        self.last_score = float(scores[reuse_class, at_bin])
         entry_id = self._heaps[reuse_class, at_bin][0][1]
         self.discard(entry_id)
         return entry_id

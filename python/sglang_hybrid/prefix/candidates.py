@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -93,3 +93,11 @@ class VictimIndex(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class ScoredIndex(Protocol):
+    """A victim index that tells the score of what `pop` returned last."""
+
+    @property
+    def last_score(self) -> float: ...

@@ -45,6 +45,11 @@ class ForecastIndex:
         self._now = max(self._now, now)
         return self._heaps.pop(self._now)
 
+    @property
+    def last_score(self) -> float:
+        """The score of the entry that `pop` returned last."""
+        return self._heaps.last_score
+
     def __len__(self) -> int:
         return len(self._heaps)
 

@@ -188,3 +188,24 @@ def test_lru_refreshes_only_the_checkpoint_used() -> None:
     cache.commit(whole[:300], 250, 2.0)
     marks = {n.end: n.state for n in cache.tree.match(whole).node.base().base().children.values()}
     assert {end: (m.touch, m.kind) for end, m in marks.items() if m} == {200: (3, Kind.SUPERSEDED)}
+
+
+def test_a_sequence_larger_than_the_cache_costs_the_others_nothing() -> None:
+    cache, small = open_cache("forecast", 6000, HYBRID), text(1, 100)
+    cache.commit(small, 80, 0.0)
+    cache.commit(text(2, 5000), 4990, 1.0)
+    assert cache.lookup(np.concatenate((small, text(3, 5))), 2.0) == 100
+    cache.check()
+
+
+def test_an_older_end_stands_for_a_newer_one_that_is_not_held() -> None:
+    cache, whole = open_cache("forecast", 3000, HYBRID), text(1, 400)
+    cache.commit(whole[:100], 80, 0.0)
+    cache.commit(whole[:400], 390, 10.0)  # does not fit
+    held = cache.tree.match(whole[:200], 199).restart
+    assert held.state is not None
+    assert held.state.kind == Kind.SUPERSEDED
+    assert held.state.heir is not None
+    assert (held.state.heir.kind, held.state.heir.last_s) == (Kind.APPENDED, 10.0)
+    assert cache.lookup(whole[:200], 11.0) == 100
+    cache.check()

@@ -50,3 +50,15 @@ def test_check_finds_a_stale_head() -> None:
     heaps._heads[0, 0] = 1.0
     with pytest.raises(InvariantError, match="stale"):
         heaps.check()
+
+
+def test_a_rebuild_during_a_put_schedules_no_entry_twice() -> None:
+    rng = np.random.default_rng(11)
+    heaps, now = AgingHeaps(np.full((2, BINS), 0.1)), 0.0
+    for step in range(4000):
+        now += float(rng.exponential(2.0))
+        heaps.put(step % 37, int(rng.integers(2)), now, float(rng.uniform(0.1, 1.0)), now)
+        if step % 50 == 0:
+            heaps.check()
+    heaps.advance(now + 100.0)
+    heaps.check()

@@ -1,0 +1,55 @@
+"""Time passes for the cache whatever the caller's clock does."""
+
+import math
+
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.elapsed import PATIENCE, UNPACED_S, Elapsed
+
+
+def test_a_clock_that_moves_is_taken_as_it_is() -> None:
+    elapsed = Elapsed()
+    assert [elapsed.request(at) for at in (5.0, 7.0, 7.0, 10.5)] == [5.0, 7.0, 7.0, 10.5]
+    assert not elapsed.is_counter
+
+
+def test_a_clock_that_stands_still_passes_in_requests_after_a_while() -> None:
+    elapsed = Elapsed()
+    times = [elapsed.request(3.0) for _ in range(PATIENCE + 4)]
+    assert times == [3.0] * PATIENCE + [3.0 + UNPACED_S * step for step in (1, 2, 3, 4)]
+    assert elapsed.is_counter
+
+
+def test_a_clock_set_back_goes_on_from_the_latest_time() -> None:
+    elapsed = Elapsed()
+    for step in range(20):
+        elapsed.request(1000.0 + 2.0 * step)
+    for step in range(40):
+        elapsed.request(float(step))
+    before = elapsed.now
+    assert before > 1038.0
+    assert elapsed.request(45.0) == pytest.approx(before + 6.0)
+
+
+def test_a_step_counter_is_told_from_a_clock() -> None:
+    elapsed = Elapsed()
+    for step in range(50):
+        elapsed.request(float(step))
+    assert elapsed.is_counter
+    elapsed.request(50.25)
+    assert not elapsed.is_counter
+
+
+def test_looking_moves_the_clock_but_is_no_request() -> None:
+    elapsed = Elapsed()
+    elapsed.request(1.0)
+    assert elapsed.look(4.0) == 4.0
+    assert elapsed.look(2.0) == 4.0
+    assert elapsed.request(4.0) == 4.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_time_that_is_no_number_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="finite"):
+        Elapsed().request(bad)
