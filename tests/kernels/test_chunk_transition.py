@@ -9,6 +9,7 @@ from recurrences import FAMILIES, Tokens, run, tokens
 from torch import Tensor
 
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
+from sglang_hybrid_kernels.compose import compose
 
 
 def pools(some: Tokens, entries: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -80,6 +81,21 @@ def test_the_operator_carries_any_state_over_the_segment(family: str):
     started = torch.full_like(made["end_state"], torch.nan)
     call(chunk_transition, some, [0], end_state=started, initial=before[None], initial_slots=torch.tensor([0]))
     torch.testing.assert_close(started[0], expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compose_reads_the_entries_as_they_are_written(family: str):
+    """Three segments made apart and in one batch, then composed behind a state: the whole text."""
+    some = tokens(family, [70, 9, 130], heads=2, key_heads=2)
+    made = pools(some, 4)
+    call(chunk_transition, some, [2, 0, 3], **made)
+    before = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    states = torch.stack([torch.zeros_like(before), before]).unsqueeze(0)
+    rows = {"source": torch.tensor([1]), "destination": torch.tensor([0])}
+    chain = {"chain": torch.tensor([2, 0, 3]), "chain_offsets": torch.tensor([0, 3])}
+    compose(states, **rows, **chain, **{name: pool.unsqueeze(0) for name, pool in made.items()})
+    whole = Tokens(some.k, some.v, some.g, some.beta, torch.tensor([0, 209]), some.delta)
+    torch.testing.assert_close(states[0, 0], run(whole, 0, before)[-1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -178,6 +194,20 @@ def test_eight_bit_entries(interpreted: Any, backend: str):
         assert error < 0.02, (name, error)
         assert scales[f"{name}_scale"][1:3].isnan().all()
         assert not stored[name][1:3].any()
+
+
+def test_compose_reads_eight_bit_entries():
+    some = tokens("gdn", [150], heads=2, key_heads=2, dv=8, dk=16).to(torch.float32)
+    stored = {name: torch.zeros_like(pools(some, 1)[name], dtype=torch.int8) for name in ("end_state", "transition")}
+    scales = {f"{name}_scale": torch.zeros(1, 2, 16) for name in stored}
+    call(chunk_transition, some, [0], **stored, **scales)
+    before = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(5))
+    states = torch.stack([torch.zeros_like(before), before]).unsqueeze(0)
+    one = torch.tensor([0])
+    entries = {name: pool.unsqueeze(0) for name, pool in (stored | scales).items()}
+    compose(states, one + 1, one, one, torch.tensor([0, 1]), **entries)
+    expected = run(some, 0, before)[-1]
+    assert (states[0, 0] - expected).norm() / expected.norm() < 0.02
 
 
 @pytest.mark.parametrize("backend", ["naive", "triton"])
