@@ -1,4 +1,7 @@
-"""Checks that operations share. Each raises ValueError: what to do, then the value that was wrong."""
+"""Checks that operations share. Each raises ValueError: what to do, then the value that was wrong.
+
+They run before every launch, once a layer: messages are put together only when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,31 @@ def require(condition: bool, remedy: str, value: object) -> None:
 
 
 def require_dtype(name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
-    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-    require(tensor.dtype in allowed, f"convert {name} to one of {names}", tensor.dtype)
+    if tensor.dtype not in allowed:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise ValueError(f"convert {name} to one of {names}: {tensor.dtype}")
 
 
 def require_shape(name: str, tensor: Tensor, shape: Sequence[int | None]) -> None:
     """`None` in `shape` fits any size."""
-    fits = tensor.dim() == len(shape) and all(
-        want in (None, size) for want, size in zip(shape, tensor.shape, strict=True)
-    )
-    wanted = ", ".join("any" if size is None else str(size) for size in shape)
-    require(fits, f"{name} must have shape [{wanted}]", list(tensor.shape))
+    sizes = tuple(tensor.shape)
+    if len(sizes) != len(shape) or any(
+        want != size and want is not None for want, size in zip(shape, sizes, strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must have shape [{wanted}]: {list(sizes)}")
 
 
 def require_device(names_and_tensors: dict[str, Tensor]) -> None:
     """All tensors on one device."""
-    devices = {name: str(tensor.device) for name, tensor in names_and_tensors.items()}
-    require(len(set(devices.values())) <= 1, "move all tensors to one device", devices)
+    if len({tensor.device for tensor in names_and_tensors.values()}) > 1:
+        devices = {name: str(tensor.device) for name, tensor in names_and_tensors.items()}
+        raise ValueError(f"move all tensors to one device: {devices}")
 
 
 def require_last_contiguous(name: str, tensor: Tensor) -> None:
-    require(
-        tensor.stride(-1) == 1 or tensor.shape[-1] == 1,
-        f"make the last dimension of {name} contiguous; its strides",
-        tensor.stride(),
-    )
+    if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise ValueError(f"make the last dimension of {name} contiguous; its strides: {tensor.stride()}")
 
 
 def require_slots(name: str, slots: Tensor, count: int) -> None:
