@@ -267,6 +267,7 @@ def chunk_transition(plan: Plan) -> None:
     sizes |= {"COLUMNS": max(16, triton.next_power_of_2(dk)), "DIAGONAL": plan.diagonal, "L2NORM": plan.l2norm}
     sizes |= {"HAS_BETA": plan.beta is not None}
     inputs = (*plan.g.stride()[:2], *beta.stride()[:2])
+    registers = {} if half else {"maxnreg": 255}  # else ptxas settles for 32 on sm_80 and spills seven kilobytes
     w, v = plan.k, plan.v
     if plan.delta:
         w, u = (plan.k.new_empty(tokens, heads, d, dtype=plan.k.dtype if half else torch.float32) for d in (dk, dv))
@@ -289,7 +290,7 @@ def chunk_transition(plan: Plan) -> None:
         *plan.k.stride()[:2], *v.stride()[:2], *inputs, *plan.end_state.stride()[:3], *t_strides, *flag_strides,
         *initial.stride()[:3], NORM_EPSILON, plan.vanishing_below, heads, **sizes, ROWS=ROWS, DELTA=plan.delta,
         HAS_T=plan.transition is not None, HAS_FLAGS=flags is not None, HAS_INITIAL=plan.initial is not None,
-        num_warps=4 if half and not plan.diagonal else 8, num_stages=2,
+        num_warps=4 if half and not plan.diagonal else 8, num_stages=2, **registers,
     )  # fmt: skip
     if flags is not None and plan.delta:
         flag_kernel[(heads, segments)](
