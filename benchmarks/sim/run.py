@@ -6,18 +6,18 @@ python benchmarks/sim/run.py main robustness      # results/<grid>/<date>-<machi
 import argparse
 import datetime
 import json
-import os
-import platform
-import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from grids import GRIDS
 
 from sglang_hybrid import __version__
 from sglang_hybrid.sim.grid import Cell, run_cell
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from provenance import commit, head, machine
 
 HERE = Path(__file__).parent
 LEFT_OUT = ("gb_over_time",)  # columns left out of the committed files, for their size
@@ -60,45 +60,25 @@ def identity(cell: Cell) -> str:
     return f"{cell.source.text} {cell.model.name} {cell.policy} {cell.capacity_bytes}"
 
 
-def machine() -> str:
-    """Cores and processor, for file names: `cpu2-xeon`."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
-    kind = next((k for k in ("EPYC", "Xeon", "Ryzen", "Core") if k in text), "other").lower()
-    return f"cpu{os.cpu_count()}-{kind}"
-
-
 def about(name: str) -> dict[str, Any]:
     """How the numbers of grid `name` came to be."""
     return {
         "grid": name,
         "scope": "simulated; no model is run; requests commit on arrival; 1 GB = 1e9 bytes; capacity enforced",
-        "machine": machine(),
-        "commit": commit(),
+        **head("numpy"),
         "version": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
         "processes": 1,
         "timer": "CPU time of the process: the machine is shared",
     }
-
-
-def commit() -> str:
-    """Short hash of the checked-out commit; the file COMMIT names it in an exported tree."""
-    exported = HERE.parents[1] / "COMMIT"
-    if exported.exists():
-        return exported.read_text().strip()
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
-    ).stdout.strip()
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """One row a line, so that changes of a result show as changed lines."""
     path = HERE / "results" / name / f"{datetime.date.today():%Y-%m-%d}-{machine()}-{commit()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = about(name)
+    top = about(name)
     body = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + body + "\n]}\n")
+    path.write_text(json.dumps(top)[:-1] + ', "rows": [\n' + body + "\n]}\n")
     return path
 
 

@@ -23,7 +23,7 @@ GOLDEN = {
     "vllm+": 57_017,
     "sglang-chunks": 179_407,
     "gdsf": 239_643,
-    "marconi": 221_388,
+    "marconi": 222_269,
     "marconi-regret": 231_507,
     "forecast": 262_206,
     "marconi:0": 229_538,

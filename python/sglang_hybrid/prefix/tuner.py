@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
@@ -15,6 +16,7 @@ from sglang_hybrid.prefix.snapshot import Snapshot, save
 from sglang_hybrid.prefix.tokens import Tokens
 
 ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in range(21))
+NEIGHBOURS = 2  # alphas on either side whose hits count for an alpha: single replays vary with accidents of the log
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,12 @@ class MarconiCache(PrefixCache):
     """Marconi with its own tuner (section 4.2, "managing the balance").
 
     Alpha is 0 until the first eviction; there the tree is saved and `multiplier` (5-15) times the requests seen so far
-    are logged under LRU; then every alpha of the grid replays the log from the saved tree, and the one with the highest
-    token hit rate (the lowest among equals) is used for good. `grid_map` runs the replays: `map`, or
-    `ProcessPoolExecutor.map` for the paper's parallel search.
+    are logged; then every alpha of the grid replays the log from the saved tree, and the one with the highest token hit
+    rate, averaged over its neighbours in the grid, is used (the lowest among equals). `grid_map` runs the replays:
+    `map`, or `ProcessPoolExecutor.map` for the paper's parallel search.
+
+    The paper tunes once. This tunes `retunes` times more, each time the log has doubled: a first window is often
+    too short to choose well: a stronger baseline. `retunes=0` and `neighbours=0` give the paper's tuner to the letter.
     """
 
     def __init__(
@@ -67,13 +72,19 @@ class MarconiCache(PrefixCache):
         capacity_bytes: int,
         multiplier: int = 5,
         grid_map: GridMap = map,
+        retunes: int = 3,
+        neighbours: int = NEIGHBOURS,
     ) -> None:
         if multiplier < 1:
             raise ConfigError(
                 f"the bootstrap window is 5-15 times the requests before the first eviction: {multiplier}"
             )
+        if retunes < 0 or neighbours < 0:
+            raise ConfigError(f"numbers of repetitions and neighbours cannot be negative: {retunes}, {neighbours}")
         self._policy = FlopAware(model, 0.0)
         super().__init__(model, capacity_bytes, BranchAndEnd(), FlopAwareIndex(self._policy))
+        self._retunes = retunes
+        self._neighbours = neighbours
         self._multiplier = multiplier
         self._grid_map = grid_map
         self._requests = 0
@@ -105,7 +116,16 @@ class MarconiCache(PrefixCache):
         log = tuple(self._log)
         jobs = [ReplayJob(self.model, self.capacity_bytes, snapshot, log, alpha) for alpha in ALPHAS]
         hits = list(self._grid_map(replay_hit_tokens, jobs))
-        self._policy.alpha = ALPHAS[hits.index(max(hits))]
+        last = len(hits) - 1
+        around = [
+            fmean(hits[min(max(at + step, 0), last)] for step in range(-self._neighbours, self._neighbours + 1))
+            for at in range(len(hits))
+        ]
+        self._policy.alpha = ALPHAS[around.index(max(around))]
+        if self._retunes:
+            self._retunes -= 1
+            self._window *= 2
+            return
         self.tuned = True
         self._snapshot, self._log = None, []
 

@@ -73,7 +73,7 @@ def test_bootstrap_replays_the_window_once_and_takes_the_best_alpha() -> None:
         asked.extend(jobs)
         return map(run, asked)
 
-    cache = MarconiCache(MODEL, 5000, multiplier=5, grid_map=grid)
+    cache = MarconiCache(MODEL, 5000, multiplier=5, grid_map=grid, retunes=0, neighbours=0)
     requests = long_and_short(30)
     first_eviction = next(i for i, r in enumerate(requests, 1) if cache.commit(r.tokens, r.n_input, r.now).evicted)
     assert (cache.alpha, cache.tuned) == (0.0, False)
@@ -86,12 +86,41 @@ def test_bootstrap_replays_the_window_once_and_takes_the_best_alpha() -> None:
     assert cache.alpha > 0.0
 
 
+def test_later_tunings_replay_a_log_twice_as_long_and_the_last_one_is_for_good() -> None:
+    windows: list[int] = []
+
+    def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
+        asked = list(jobs)
+        windows.append(len(asked[0].requests))
+        return map(run, asked)
+
+    cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, retunes=2)
+    hit_tokens(cache, long_and_short(30))
+    assert windows == [windows[0], 2 * windows[0], 4 * windows[0]]
+    assert cache.tuned
+
+
+def test_an_alpha_counts_with_its_neighbours() -> None:
+    lone_peak = [0] * 21
+    lone_peak[3], lone_peak[10:15] = 100, [60] * 5
+
+    def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
+        return iter(lone_peak[: len(list(jobs))])
+
+    for neighbours, alpha in ((0, ALPHAS[3]), (2, ALPHAS[12])):
+        cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, retunes=0, neighbours=neighbours)
+        hit_tokens(cache, long_and_short(30))
+        assert cache.alpha == alpha
+
+
 def test_alpha_stays_zero_without_evictions_and_windows_must_be_positive() -> None:
     cache = MarconiCache(MODEL, 10**9)
     hit_tokens(cache, long_and_short(3))
     assert (cache.alpha, cache.tuned) == (0.0, False)
     with pytest.raises(ConfigError):
         MarconiCache(MODEL, 100, multiplier=0)
+    with pytest.raises(ConfigError):
+        MarconiCache(MODEL, 100, retunes=-1)
 
 
 def regret() -> tuple[RegretTuner, FlopAware, FlopAwareIndex]:
