@@ -206,6 +206,36 @@ def test_stored_operators_and_vanishing_heads(interpreted, kind: torch.dtype):
         assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_seams_around_jumped_segments_end_where_the_whole_text_does(interpreted, family: str):
+    """Interiors become operators, everything else is run: with the same k, v, g, beta the state is that of the text."""
+    key_heads, heads, d, size = 2, 2, 32, 16
+    lengths, interior = [20, 70, 12, 33, 5], [1, 3]  # seam, segment, seam, segment, query
+    raw = tokens(family, sum(lengths), key_heads, heads, d, d)
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    tail = (d, d) if family in ("gdn", "kda") else (d,) if family == "gla" else ()
+    segments = {"transition": torch.zeros(2, heads, *tail), "end_state": torch.zeros(2, heads, d, d)}
+    for entry, part in enumerate(interior):
+        span = slice(starts[part], starts[part + 1])
+        k, v, g, beta = (x[span].float() for x in raw)
+        beta = None if family in ("mamba2", "gla") else beta
+        packed = (k, v, g, beta, torch.tensor([0, lengths[part]]), torch.tensor([entry]))
+        interpreted(
+            "chunk_transition", *packed, segments["end_state"], segments["transition"], delta=bool(beta is not None)
+        )
+    run = torch.cat(
+        [torch.arange(a, a + n) for i, (a, n) in enumerate(zip(starts, lengths, strict=False)) if i not in interior]
+    )
+    index = rows([20, 12, 5], [0, 3], [-1, 0, 1], [0])
+    made = stages(family, *(x[run] for x in raw), index["cu_seqlens"].tolist(), size)
+    made = {name: None if x is None else x.float() for name, x in made.items()}
+    state = randn(1, heads, d, d, seed=9)
+    want = recurrence(family, state[0], *raw)
+    narrow = state.float()
+    interpreted("chunk_h_jump", **made, state=narrow, **index, **segments, chunk_size=size)
+    assert (narrow[0] - want).abs().max() < 1e-5 * want.abs().max()
+
+
 def cut(interpreted, lengths: list[int], calls: list[list[int]], state_type: torch.dtype) -> tuple[Tensor, ...]:
     """The final state, h and v_new of one request whose text is cut into rows, and its rows into calls."""
     total, size, done = sum(lengths), 16, 0

@@ -3,10 +3,12 @@
 import itertools
 
 import pytest
+import recurrences
 import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
+from sglang_hybrid_kernels.chunk_transition import chunk_transition
 from sglang_hybrid_kernels.compose import compose, naive
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
@@ -79,6 +81,39 @@ def test_gdn_chain_is_the_transformers_recurrence():
     batch = [x[None].float() for x in (key, key, value, decay.squeeze(-1), beta)]
     _, state = hf.torch_recurrent_gated_delta_rule(*batch, initial_state=None, output_final_state=True)
     assert (pool[0, 0].transpose(-1, -2) - state[0]).abs().max() < 2e-6
+
+
+STORAGE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.int8: 2e-2}
+
+
+@pytest.mark.parametrize("kind", STORAGE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_segments_that_were_prefilled_apart_join_to_the_text(interpreted, family: str, kind: torch.dtype):
+    """chunk_transition writes the entries, compose carries a state over them: both on Triton, all storage types."""
+    lengths, heads, d = [70, 1, 64, 33], 2, 32
+    some = recurrences.tokens(family, lengths, heads, heads if family in ("kda", "gla") else 1, d, d)
+    narrow, dense = some.to(torch.float32), some.delta
+    tail = (d, d) if dense else (d,) if family == "gla" else ()
+    stored = {"end_state": torch.zeros(6, heads, d, d, dtype=kind)}
+    stored["transition"] = torch.zeros(6, heads, *tail, dtype=kind if dense else torch.float32)
+    scales = {f"{name}_scale": torch.zeros(6, heads, d) for name, x in stored.items() if x.dtype is torch.int8}
+    vanishing = torch.zeros(6, heads, dtype=torch.bool)
+    entries = torch.tensor([4, 0, 5, 2])
+    packed = {name: getattr(narrow, name) for name in ("k", "v", "g", "beta", "cu_seqlens", "delta")}
+    interpreted("chunk_transition", **packed, entries=entries, **stored, **scales, vanishing=vanishing)
+    pool = randn(1, 1, heads, d, d, seed=3)
+    text = some.cut((0, sum(lengths)))
+    want = recurrences.run(text, 0, pool[0, 0])[-1]
+    got = pool.float()
+    one_layer = {name: x[None] for name, x in (stored | scales | {"vanishing": vanishing}).items()}
+    chain = (*rows([0], [0]), entries, *rows([0, 4]))
+    interpreted("compose", got, *chain, **one_layer)
+    assert (got[0, 0] - want).abs().max() < STORAGE[kind] * want.abs().max()
+    exact = {name: torch.zeros(1, 6, heads, *x.shape[2:], dtype=torch.float64) for name, x in stored.items()}
+    wide = {name: getattr(some, name) for name in packed}
+    chunk_transition(**wide, entries=entries, **{name: x[0] for name, x in exact.items()})
+    compose(pool, *chain, **exact)
+    assert (pool[0, 0] - want).abs().max() < 1e-13 * want.abs().max()
 
 
 def test_joining_operators_is_associative():

@@ -47,6 +47,23 @@ def _call(**inputs: Any) -> tuple[Tensor, ...]:
     return inputs["state"][1], v_new, h[: int(counts.sum())]
 
 
+def _stock_rows(**inputs: Any) -> Tensor:
+    """Without this kernel: SGLang's chunk recurrence once per row, a batched multiply-add for each jump."""
+    from sglang.kernels.ops.attention.fla.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+
+    state, slot = inputs["state"], torch.zeros(1, dtype=torch.int32, device=inputs["state"].device)
+    running = state[1:2].clone()
+    lengths = [SEAM] * (inputs["jump"].numel() - 1) + [QUERY]
+    first = 0
+    for row, length in enumerate(lengths):
+        running[0] = torch.baddbmm(inputs["end_state"][row].float(), running[0], inputs["transition"][row].float())
+        span = slice(first, first + length)
+        k, w, u, g = (inputs[name][None, span] for name in ("k", "w", "u", "g"))
+        chunk_gated_delta_rule_fwd_h(k=k, w=w, u=u, g=g, initial_state=running, initial_state_indices=slot)
+        first += length
+    return running
+
+
 def _case(model: Model, seams: int, size: int, stored: torch.dtype) -> Case:
     heads, k, rows = model.value_heads, model.head_dim, seams + 1
     tokens = SEAM * seams + QUERY
@@ -65,6 +82,7 @@ def _case(model: Model, seams: int, size: int, stored: torch.dtype) -> Case:
             + tokens * (heads * k * 3 * 2 + model.key_heads * k * 2 + heads * 4)  # w, u, v_new, k, g
         ),
         flops=rows * 2 * matrix * k + tokens * 4 * matrix,
+        baselines={"SGLang, row by row": _stock_rows},
     )
 
 

@@ -91,6 +91,31 @@ def _verify(**inputs: Any) -> tuple[Tensor, Tensor]:
     return state_verify(**inputs, check_slots=False)
 
 
+def _sglang_verify(**inputs: Any) -> Tensor:
+    """SGLang's tree verification: a state after every candidate goes to memory, children read it back."""
+    pool, parent = inputs["pool"], inputs["parent"].clamp(min=0)  # its trees have one root, node 0
+    requests, nodes = parent.shape
+    states = torch.empty(requests, nodes, *pool.shape[1:], device=pool.device)
+    rows = torch.arange(requests, device=pool.device, dtype=torch.int32)
+    after = {"intermediate_states_buffer": states, "intermediate_state_indices": rows, "cache_steps": nodes}
+    after |= {"retrieve_parent_token": parent, "disable_state_update": True}
+    if inputs["beta"] is not None:
+        from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_update_fwd
+
+        return fused_recurrent_gated_delta_rule_update_fwd(
+            *(inputs[name] for name in ("q", "k", "v", "g", "beta", "scale", "pool", "slots")), **after
+        )
+    from sglang.kernels.ops.mamba.triton_ops.mamba_ssm import selective_state_update
+
+    out, (heads, dim, size) = torch.empty_like(inputs["v"]), pool.shape[1:]
+    a = torch.full((heads, 1, 1), -1.0, device=pool.device).expand(heads, dim, size)  # one scalar per head
+    dt = -inputs["g"][..., None].expand(requests, nodes, heads, dim)
+    selective_state_update(
+        pool, inputs["v"], dt, a, inputs["k"], inputs["q"], state_batch_indices=inputs["slots"], out=out, **after
+    )
+    return out
+
+
 def _promote(**inputs: Any) -> Tensor:
     promote_path(**inputs, check_slots=False)
     return inputs["pool"]
@@ -107,6 +132,7 @@ def _verify_case(model: Model, requests: int, nodes: int, delta: bool) -> Case:
         tolerance=2**-7,
         moved_bytes=4 * state + rows * (2 * 2 * model.key_heads + (2 + 2 + 4) * model.value_heads),
         flops=(4 if delta else 2) * state * nodes + 2 * rows * nodes * model.value_heads * (3 + delta),
+        baselines={"SGLang, a state per candidate": _sglang_verify},
     )
 
 
