@@ -19,9 +19,11 @@ import numpy as np
 import torch
 
 
-def round_bfloat16() -> None:
-    """Teach the interpreter bfloat16 as GPUs have it: it truncates where they round, and a dot takes the raw bits."""
+def round_like_a_gpu() -> None:
+    """Teach the interpreter the rounding of GPUs: bfloat16, which it truncates and multiplies as raw bits, and tf32,
+    which it ignores."""
     import triton.language as tl
+    from triton._C.libtriton import ir
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def rounded(x: np.ndarray) -> np.ndarray:
@@ -46,8 +48,18 @@ def round_bfloat16() -> None:
             return cast_impl(self, src, dst_type)
         return convert(self, src, dst_type, rounding_mode)
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, float32(a), float32(b), *rest)
+    def tf32(handle: Any) -> Any:
+        """Rounded to 10 bits behind the point; products of such numbers are exact in float32."""
+        if handle.dtype.scalar != tl.float32:
+            return handle
+        bits = np.ascontiguousarray(handle.data).view(np.uint32)
+        finite = np.isfinite(handle.data)
+        return TensorHandle(np.where(finite, (bits + 0x1000 & 0xFFFFE000).view(np.float32), handle.data), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, *rest: Any) -> Any:
+        if input_precision == ir.INPUT_PRECISION.TF32:
+            a, b = tf32(a), tf32(b)
+        return dot(self, float32(a), float32(b), d, input_precision, *rest)
 
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
@@ -71,7 +83,7 @@ def receive(stream: BinaryIO) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
-    round_bfloat16()
+    round_like_a_gpu()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print inside a kernel must not enter the frames
     while True:
