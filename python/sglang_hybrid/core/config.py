@@ -55,6 +55,13 @@ class HybridConfig:
         "", 'JSONL file of hot prefixes, one {"input_ids": [...]} a line: checkpointed the first time they are computed'
     )
     log_interval_s: float = _option(60.0, "least seconds between two summaries of the cache in the log; 0 is never")
+    memory: str = _option(
+        "static",
+        "KV and recurrent states: 'static' pools of fixed sizes, or 'elastic' ones that share one budget of memory, "
+        "mapped when it is needed and given back when the server is idle",
+        ("static", "elastic"),
+    )
+    memory_idle_s: float = _option(2.0, "elastic memory: seconds after which unused memory of an idle server goes back")
     cpu_memory_gb: float = _option(
         1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
     )
@@ -72,6 +79,8 @@ class HybridConfig:
             raise ConfigError(f"request_log_mb must be positive, for example 256: {self.request_log_mb}")
         if not self.log_interval_s >= 0:
             raise ConfigError(f"log_interval_s must be 0 (never) or more: {self.log_interval_s}")
+        if not self.memory_idle_s >= 0:
+            raise ConfigError(f"memory_idle_s must be 0 (at once) or more: {self.memory_idle_s}")
         if not self.cpu_memory_gb > 0:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:

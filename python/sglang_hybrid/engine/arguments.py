@@ -8,6 +8,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import cpu_profile, flags
+from sglang_hybrid.engine.pools import refusals
 from sglang_hybrid.engine.preflight import Model
 
 _STOCK_ONLY = {
@@ -41,7 +42,9 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         # Convolution windows follow the activations. SGLang leaves them bfloat16, and with float32 activations the
         # extra_buffer strategy then dies on the first prompt (0.5.21).
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
-    return final, flags.parse_engine(final)
+    parsed = flags.parse_engine(final)
+    refusals.check(parsed, rest, config, model.spec, on_cpu)
+    return final, parsed
 
 
 def slots_per_request(namespace: Any) -> int:

@@ -32,8 +32,9 @@ def register() -> None:
         _required_hooks.extend(cpu.register_hooks())
     if multiprocessing.parent_process() is not None:  # a scheduler, or one of the processes that load plugins too
         from sglang_hybrid.engine.cache import hooks
+        from sglang_hybrid.engine.pools import hooks as pools
 
-        _required_hooks.extend(hooks.register())
+        _required_hooks.extend([*hooks.register(), *pools.register()])
     if multiprocessing.parent_process() is None:  # only the HTTP process has children to lose
         from sglang_hybrid.engine.cache import boundaries, usage
 
@@ -56,10 +57,13 @@ def verify_hooks() -> None:
 def build_cache(ctx: Any) -> Any:
     """Radix cache factory, called once in each scheduler process with SGLang's TreeCacheBuildContext."""
     from sglang_hybrid.engine.cache import build
+    from sglang_hybrid.engine.pools import hooks as pools
 
     verify_hooks()
     config = HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
-    cache = build.build(ctx, config, report.model_spec(ctx))
+    spec = report.model_spec(ctx)
+    cache = build.build(ctx, config, spec)
+    pools.connect(ctx, cache, spec)
     if ctx.tp_rank == 0:
         for line in report.start_block(ctx, cache, config):
             logger.info(line)

@@ -37,6 +37,8 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
     hybrid = spec.is_recurrent
     if hybrid and namespace.mamba_radix_cache_strategy == "auto":
         chosen["mamba_radix_cache_strategy"] = "extra_buffer"  # no_buffer never serves an exact repeat
+    if config.memory == "elastic":
+        return chosen  # sizes follow from the budget where the pools are built
     tokens, states = sizes(config.cpu_memory_bytes, spec)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens

@@ -57,6 +57,9 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
             f"  states       {pools.states:,} x {_size(pools.bytes_per_state)} = {_size(pools.state_bytes)}"
             f" (one state = {_equal_tokens(pools)} tokens of KV)"
         )
+    if config.memory == "elastic":
+        budget = ctx.params.token_to_kv_pool_allocator.budget_bytes
+        lines.append(f"  memory       elastic: {_size(budget)} for both together, each figure above is for one alone")
     lines += [
         f"  cache        backend {config.backend}, {type(cache).__name__}, {_strategy(ctx, args, pools)}",
         f"  concurrency  {_concurrency(ctx, args, pools)}",

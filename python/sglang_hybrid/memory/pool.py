@@ -107,6 +107,15 @@ class Pool:
         if self._pages - start > _SORT_AT:
             self._sort()
 
+    def clear(self) -> None:
+        """Take back every live page but the pinned ones: whoever holds one must forget it."""
+        if self._head < self._pages:
+            self._sort()
+        live = np.flatnonzero(~self._marks)[self.layout.pinned_pages :]
+        for start in range(0, len(live), _SORT_AT):
+            self.free(live[start : start + _SORT_AT])
+        self.sort()
+
     def sort(self) -> None:
         """Put every loose page on the books of its column; columns that are empty then turn WARM."""
         if self.recall is not None:

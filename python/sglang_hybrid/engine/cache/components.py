@@ -146,7 +146,7 @@ class HybridMamba(_Ordered, MambaComponent):
         assert self.driver is not None
         kv = state_of(req)
         source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
-        if source is None or kv.mamba_pool_idx is not None or self.driver.states.available_size():
+        if source is None or kv.mamba_pool_idx is not None or self.driver.has_state():
             return True
         locked = self.cache.inc_lock_ref(result.best_match_node)
         try:

@@ -55,6 +55,7 @@ class Driver:
         self.admits = admits
         self.scores = scores
         self.cache: Any = None
+        self.capacity: Any = None  # elastic memory: one budget for both kinds (engine/pools)
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._message_ends = np.array(sorted(message_end_ids), np.int64)
@@ -227,12 +228,13 @@ class Driver:
 
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""
-        short = sum(self._states_needed(r) for r in ahead) + self._states_needed(req)
+        short = sum(self.states_needed(r) for r in ahead) + self.states_needed(req)
         # What the request itself matched will be locked by then.
         have = self.states.available_size() + len(self._outstanding) + self.cache.mamba_evictable_size() - 1
         return short <= max(have, self.states.available_size() + len(self._outstanding))
 
-    def _states_needed(self, req: Any) -> int:
+    def states_needed(self, req: Any) -> int:
+        """State slots that `req` takes when it is admitted."""
         kv = state_of(req)
         pool = self.cache.req_to_token_pool
         need = 0 if kv.mamba_pool_idx is not None else 1
@@ -249,8 +251,16 @@ class Driver:
             kv.mamba_needs_clear = False
             self.counts["waited_for_states"] += 1
 
+    def has_state(self) -> bool:
+        """Whether one more state slot can be had without evicting."""
+        return bool(self.states.available_size() if self.capacity is None else self.capacity.holds_state())
+
     def ensure(self, count: int) -> bool:
         """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
+        if self.capacity is not None:
+            return bool(
+                self.capacity.secure_states(count) or (self.reclaim(count) and self.capacity.secure_states(count))
+            )
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         short = count - self.states.available_size()

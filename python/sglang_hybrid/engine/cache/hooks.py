@@ -50,12 +50,15 @@ def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Do not admit a request whose states cannot be had: SGLang would find out by an assertion."""
     driver = driver_of(adder.tree_cache)
-    if driver is not None and not driver.room_for(req, adder.can_run_list):
-        from sglang.srt.managers.schedule_policy import AddReqResult
+    if driver is None:
+        return original(adder, req, *args, **kwargs)
+    capacity = driver.capacity
+    if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
+        return original(adder, req, *args, **kwargs)
+    from sglang.srt.managers.schedule_policy import AddReqResult
 
-        driver.let_go(req)
-        return AddReqResult.NO_TOKEN
-    return original(adder, req, *args, **kwargs)
+    driver.let_go(req)
+    return AddReqResult.NO_TOKEN
 
 
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:

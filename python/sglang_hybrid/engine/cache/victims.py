@@ -79,6 +79,18 @@ class Victims:
                 self.touch(node)  # it stays evictable should its eviction fail
                 return node
 
+    def head(self, core: Any, pool: Pool, now: float) -> Candidate | None:
+        """What would be evicted next from `pool`; it stays where it is."""
+        node = self.next(core, pool, now, set())
+        return None if node is None else self._candidate(node)
+
+    def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
+        """Slots of KV tokens and of states, node by node, that nobody reads."""
+        nodes = [node for node in core._node_arena.values() if node.parent is not None]
+        held = [[node.component_data[kind] for node in nodes] for kind in (self._kv, self._state)]
+        tokens, states = ([d.value for d in data if d.value is not None and not d.lock_ref] for data in held)
+        return tokens, states
+
     def _place(self, pool: Pool, node: Any, evictable: bool) -> None:
         known = self._known[pool]
         if evictable:

@@ -1,0 +1,155 @@
+"""The memory of one scheduler process: the budget, its backing, and a supply of pages for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.device.backing import PooledBacking
+from sglang_hybrid.device.driver import Driver
+from sglang_hybrid.engine.pools.supply import Supply
+from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.demand import Outlook
+from sglang_hybrid.memory.entries import Entry
+from sglang_hybrid.memory.layout import Layout
+from sglang_hybrid.memory.meter import MeteredBacking
+from sglang_hybrid.memory.pool import Pool
+from sglang_hybrid.memory.sizing import Sizing
+
+_RETURN_BAND = 64  # a 64th of the budget may stay idle without being given back
+
+
+class Arena:
+    """Everything is mapped on demand and counted in granules. `clock` gives seconds."""
+
+    def __init__(
+        self, sizing: Sizing, driver: Driver, device: torch.device, idle_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.sizing = sizing
+        self.device = device
+        self.clock = clock
+        self.pooled = PooledBacking(driver, [], sizing.granule_bytes, sizing.total)
+        self.backing = MeteredBacking(self.pooled, clock)
+        returns = ReturnConfig(idle=idle_s, band=sizing.total // _RETURN_BAND)
+        self.budget = Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns)
+        self.supplies: dict[str, Supply] = {}
+        self.most_used = 0
+        self.most_mapped = 0
+        self.settled_s = clock()
+
+    def open(self, layout: Layout) -> tuple[Supply, int]:
+        """Reserve the addresses of one more pool: its supply, and the number of its first plane."""
+        if not layout.exclusive:
+            raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
+        first_plane = self.pooled.add_planes(layout.plane_granules)
+        supply = Supply(Pool(layout, self.budget, first_plane), self.device, self.tidy)
+        self.supplies[layout.name] = supply
+        return supply, first_plane
+
+    def tidy(self) -> None:
+        """Make the books exact: what SGLang freed since the last question is free memory now."""
+        if any(supply.untidy for supply in self.supplies.values()):
+            self.sort()
+
+    def sort(self) -> None:
+        """Put every free page on the books of its column, and note the high-water marks before."""
+        books = [supply.pool.books for supply in self.supplies.values()]
+        self.most_used = max(self.most_used, sum(book.used_granules for book in books))
+        self.most_mapped = max(self.most_mapped, sum(book.mapped_granules for book in books))
+        now = self.clock()
+        for supply in self.supplies.values():
+            supply.pool.now = now
+            supply.pool.sort()
+
+    def shortfall(self, pages: Mapping[str, int]) -> int | None:
+        """Granules that are missing before each supply could hold `pages`; None if it has no addresses for them."""
+        self.tidy()
+        wanted = 0
+        for name, supply in self.supplies.items():
+            books = supply.pool.books
+            columns = supply.pool.columns_for(max(0, pages.get(name, 0) - len(supply.held)))
+            if columns > len(books.state) - books.live_columns:
+                return None
+            wanted += books.used_granules + columns * books.column_granules
+        return max(0, wanted - self.budget.total)
+
+    def possible(self, pages: Mapping[str, int], gone: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the supplies could hold `pages` if the distinct pages `gone` of each kind were evicted."""
+        self.tidy()
+        entries = []
+        for key, (name, ids) in enumerate(gone.items()):
+            if ids.numel():
+                numbers = ids.cpu().numpy()
+                pool = self.supplies[name].pool
+                entries.append(Entry(key, name, numbers, 0.0, 1, pool.count_by_column(numbers)))
+        lacking = {
+            name: max(0, count - len(self.supplies[name].held))
+            for name, count in pages.items()
+            if name in self.supplies
+        }
+        return Outlook(self.budget, entries).fits(lacking)
+
+    def reserve(self, pages: Mapping[str, int]) -> bool:
+        """Hold `pages` of every kind, mapped, or none beyond what was held."""
+        before = {name: len(self.supplies[name].held) for name in pages}
+        if all(self.supplies[name].reserve(count) for name, count in pages.items()):
+            return True
+        for name, count in before.items():
+            self.supplies[name].release_held(count)
+        return False
+
+    def release_held(self) -> None:
+        """Hold nothing."""
+        for supply in self.supplies.values():
+            supply.release_held()
+
+    def settle(self) -> int:
+        """Give memory back that was unused for a while (Budget.settle); granules given back to the system."""
+        self.settled_s = self.clock()
+        self.release_held()
+        self.sort()
+        self.budget.settle(self.settled_s)
+        return self.backing.trim(0)
+
+    def release(self) -> int:
+        """Give every granule without a live page back to the system now; how many."""
+        self.release_held()
+        self.sort()
+        for pool in self.budget.pools.values():
+            for column in list(pool.columns.warm_since):
+                self.budget.release(pool, column)
+        return self.backing.trim(0)
+
+    def check(self) -> None:
+        """Raise InvariantError unless budget, pools and backing tell one story."""
+        self.sort()
+        self.budget.check()
+        self.pooled.check()
+        if self.pooled.mapped_bytes != self.budget.mapped * self.sizing.granule_bytes:
+            raise InvariantError(f"the backing maps other granules than the books: {self.pooled.mapped_bytes}")
+
+
+_arena: Arena | None = None
+
+
+def current() -> Arena:
+    """The arena of this process."""
+    if _arena is None:
+        raise InvariantError("elastic pools are built before their sizes are known: no arena")
+    return _arena
+
+
+def exists() -> bool:
+    """Whether this process has elastic pools."""
+    return _arena is not None
+
+
+def create(arena: Arena) -> Arena:
+    """Make `arena` the one of this process; there is one scheduler in a process, hence one budget."""
+    global _arena
+    if _arena is not None:
+        raise ConfigError("a process has one elastic budget; use --hybrid-memory static for two models in one: 2")
+    _arena = arena
+    return arena

@@ -1,0 +1,195 @@
+"""Who gets memory when it is short: the least valuable unreferenced bytes go, KV or state; nobody who runs is robbed.
+
+A request is admitted when all it needs for its next pass is *held*: pages of both kinds, their memory mapped. So the
+allocations of the pass cannot fail, whoever else takes memory of the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_hybrid.core.errors import HybridError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.memory.sizing import KV, STATE
+from sglang_hybrid.prefix.candidates import Candidate, Candidates
+from sglang_hybrid.prefix.forecast import Forecast
+from sglang_hybrid.prefix.serving import Pool
+
+logger = logging.getLogger(__name__)
+
+_EVERYTHING = 1 << 40
+_CHECKPOINTS = 2
+"""States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
+
+
+class Capacity:
+    """Joins the arena of a process and the driver of its cache (engine/cache)."""
+
+    def __init__(self, arena: Arena, driver: Any, spec: ModelSpec) -> None:
+        self.arena = arena
+        self.driver = driver
+        self.evicted = {KV: 0, STATE: 0}  # victims chosen because memory was short
+        self.refusals = 0
+        self.promised = {KV: 0, STATE: 0}
+        self._adder: Any = None
+        self._value = Forecast(spec, driver.decisions.policy(Pool.KV).table)
+
+    def begin_pass(self) -> None:
+        """Nothing is admitted yet."""
+        self.promised = {KV: 0, STATE: 0}
+
+    def room_for(self, adder: Any, req: Any) -> bool:
+        """Whether `req` may start, as far as memory goes; then what its first pass needs is held."""
+        from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+        self._meet(adder)
+        tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+        new = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
+        if tokens + new + adder.page_size >= adder.rem_total_tokens:  # SGLang's forecast of running requests
+            return False
+        chunk = tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
+        return self._admit(_pages(chunk, adder.page_size), self.driver.states_needed(req), req.last_node)
+
+    def room_for_chunk(self, adder: Any, req: Any) -> bool:
+        """Whether the next chunk of `req`, which has its states, may run; then its pages are held."""
+        self._meet(adder)
+        tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+        return self._admit(_pages(min(tokens, adder.rem_chunk_tokens), adder.page_size), 0, req.last_node)
+
+    def _meet(self, adder: Any) -> None:
+        if adder is not self._adder:  # SGLang makes one per pass
+            self._adder = adder
+            self.begin_pass()
+
+    def _admit(self, pages: int, states: int, node: Any) -> bool:
+        """Hold what one more request of this pass needs, all of it or nothing; `node` is the end of its prefix."""
+        cache = self.driver.cache
+        need = {KV: self.promised[KV] + pages, STATE: self.promised[STATE] + states}
+        lock = cache.inc_lock_ref(node)
+        try:
+            more = {**need, STATE: need[STATE] + _CHECKPOINTS}
+            held = self._secure(more) or self._secure(need)
+        finally:
+            cache.dec_lock_ref(node, lock.to_dec_params())
+        if held:
+            self.promised = need
+        else:
+            self.refusals += 1
+        return held
+
+    def holds_state(self) -> bool:
+        """Hold one state beside those promised to the pass if that evicts nothing; whether it is held."""
+        return self.arena.shortfall({STATE: self.promised[STATE] + 1}) == 0 and self.arena.reserve(
+            {STATE: self.promised[STATE] + 1}
+        )
+
+    def secure_states(self, count: int) -> bool:
+        """Hold `count` states beside those promised to the pass, evicting if need be; whether they are held."""
+        states = self.arena.supplies[STATE]
+        need = self.promised[STATE] + count
+        if states.at_hand >= need and states.reserve(need):
+            return True
+        return self._secure({STATE: need, KV: len(self.arena.supplies[KV].held)})
+
+    def secure_decode(self, pages: int) -> bool:
+        """Hold `pages` of KV for the next step of the running requests, who have first claim to what is evictable."""
+        kv = self.arena.supplies[KV]
+        if kv.at_hand >= pages and kv.reserve(pages):
+            return True
+        self.arena.supplies[STATE].release_held()
+        return self._evict_for({KV: pages}) and self.arena.reserve({KV: pages})
+
+    def make_room(self, pages: int) -> None:
+        """Evict until `pages` of KV could be had, or nothing is left to evict."""
+        if self.arena.supplies[KV].at_hand < pages:
+            self._evict_for({KV: pages})
+
+    def tokens_in_states(self) -> int:
+        """Tokens of KV that would fit in place of the evictable states."""
+        sizing = self.arena.sizing
+        granules = self.driver.cache.mamba_evictable_size() // sizing.states_per_column * sizing.state_column_granules
+        return int(granules // sizing.kv_column_granules * sizing.kv_column_tokens)
+
+    def release(self) -> int:
+        """Evict everything nobody reads and give all unused memory back; granules given back."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        self.driver.cache.evict(EvictParams(num_tokens=_EVERYTHING, mamba_num=_EVERYTHING))
+        return self.arena.release()
+
+    def violations(self) -> list[str]:
+        """What is wrong with the account of an idle server, in words."""
+        try:
+            self.arena.check()
+        except HybridError as error:
+            return [str(error)]
+        return []
+
+    def _secure(self, need: dict[str, int]) -> bool:
+        for name, supply in self.arena.supplies.items():
+            supply.release_held(need.get(name, 0))
+        short = self.arena.shortfall(need)
+        if short is None:
+            return False
+        if short and not (self.arena.possible(need, self._evictable()) and self._evict_for(need)):
+            return False
+        return self.arena.reserve(need)
+
+    def _evict_for(self, need: dict[str, int]) -> bool:
+        """Evict one by one, the least valuable bytes first, until `need` fits."""
+        while short := self.arena.shortfall(need):
+            freed_bytes = 0
+            while freed_bytes < short * self.arena.sizing.granule_bytes:
+                freed = self._evict_one()
+                if not freed:
+                    return False
+                freed_bytes += freed
+        return short is not None
+
+    def _evict_one(self) -> int:
+        """Evict the next victim of one kind or the other, whichever is worth less per byte it frees; bytes freed."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        driver, taken = self.driver, self._taken_bytes()
+        core, now = driver.cache.tree_core, driver.now()
+        heads: dict[str, Candidate | None] = {
+            KV: driver.victims.head(core, Pool.KV, now),
+            STATE: driver.victims.head(core, Pool.STATES, now),
+        }
+        priced = [(name, head) for name, head in heads.items() if head is not None]
+        if len(priced) == 2:
+            scores = self._value.scores(Candidates.of(head for _, head in priced), now)
+            priced = [priced[int(i)] for i in np.argsort(scores, kind="stable")]
+        for name in [*(name for name, _ in priced), *(name for name, head in heads.items() if head is None)]:
+            tokens, states = (1, 0) if name == KV else (0, 1)
+            driver.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
+            freed = taken - self._taken_bytes()
+            if freed > 0:
+                self.evicted[name] += 1
+                return freed
+        return 0
+
+    def _taken_bytes(self) -> int:
+        sizing, supplies = self.arena.sizing, self.arena.supplies
+        kv_page_bytes = sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes * sizing.kinds.page_tokens
+        return int(supplies[KV].taken * kv_page_bytes + supplies[STATE].taken * sizing.state_slot_bytes)
+
+    def _evictable(self) -> dict[str, torch.Tensor]:
+        """The distinct pages of both kinds that nobody reads."""
+        victims, core = self.driver.victims, self.driver.cache.tree_core
+        tokens, states = victims.unlocked(core)
+        page = self.arena.sizing.kinds.page_tokens
+        return {
+            KV: torch.unique(torch.cat(tokens) // page) if tokens else torch.empty(0, dtype=torch.int64),
+            STATE: torch.cat(states) if states else torch.empty(0, dtype=torch.int64),
+        }
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    """Pages for `tokens` more of a request, as SGLang estimates it: one more than they fill."""
+    return -(-tokens // page_size) + 1

@@ -1,0 +1,132 @@
+"""The places in SGLang at which elastic memory has a say; registered only where it was asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.cache import hooks as cache_hooks
+from sglang_hybrid.engine.pools import arena as arenas
+from sglang_hybrid.engine.pools import sizes
+
+logger = logging.getLogger(__name__)
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+
+BUILD = _CONFIGURATOR + "configure"
+SIZES = _CONFIGURATOR + "_handle_max_mamba_cache"
+RATIO = _CONFIGURATOR + "_calculate_mamba_ratio"
+CHUNK = "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req"
+IDLE = "sglang.srt.managers.scheduler.Scheduler.on_idle"
+RELEASE = _UPDATER + "release_memory_occupation"
+RESUME = _UPDATER + "resume_memory_occupation"
+
+_KV_TAG = "kv_cache"
+_SETTLE_EVERY_S = 0.2
+
+
+def register() -> list[str]:
+    """Register the hooks with SGLang's HookRegistry and return their targets; none for static memory."""
+    config = sizes.configured()
+    if config.memory != "elastic":
+        return []
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def size_pools(_: Callable[..., float], configurator: Any, rest_gib: float) -> float:
+        return sizes.size_pools(config, configurator, rest_gib)
+
+    around = {
+        BUILD: build,
+        SIZES: size_pools,
+        RATIO: sizes.request_states,
+        CHUNK: continue_chunk,
+        RELEASE: release,
+        RESUME: resume,
+    }
+    for target, hook in around.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    HookRegistry.register(cache_hooks.PREPARE, passed, HookType.AFTER)
+    HookRegistry.register(IDLE, idle, HookType.BEFORE)
+    return [*around, cache_hooks.PREPARE, IDLE]
+
+
+def build(original: Callable[..., Any], configurator: Any, *args: Any, **kwargs: Any) -> Any:
+    """SGLang builds its pools: let it find our classes under the names it uses."""
+    from sglang.srt.mem_cache import kv_cache_configurator as module
+
+    from sglang_hybrid.engine.pools import allocators, kv, states
+
+    module.HybridReqToTokenPool = states.ElasticRequestPool
+    module.MHATokenToKVPool = kv.ElasticKV
+    module.TokenToKVPoolAllocator = allocators.ElasticTokens
+    module.PagedTokenToKVPoolAllocator = allocators.ElasticPages
+    return original(configurator, *args, **kwargs)
+
+
+def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
+    """Join the cache of this process with its arena; raises ConfigError where something else was built."""
+    if sizes.configured().memory != "elastic":
+        return
+    from sglang_hybrid.engine.pools.capacity import Capacity
+
+    driver = cache_hooks.driver_of(cache)
+    allocator = ctx.params.token_to_kv_pool_allocator
+    if driver is None or spec is None or not arenas.exists() or set(arenas.current().supplies) != {"kv", "state"}:
+        raise ConfigError(
+            f"elastic memory needs this model's pools and cache to be ours; add --hybrid-memory static: {type(cache)}"
+        )
+    driver.capacity = allocator.capacity = Capacity(arenas.current(), driver, spec)
+
+
+def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """The next chunk of a request runs once its pages are held; until then it stays where it is."""
+    driver = cache_hooks.driver_of(adder.tree_cache)
+    if driver is None or driver.capacity is None or driver.capacity.room_for_chunk(adder, req):
+        return original(adder, req, *args, **kwargs)
+    return req
+
+
+def passed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """The pages of a pass were taken: what is held now is held for nobody."""
+    driver = cache_hooks.driver_of(batch.tree_cache)
+    if driver is not None and driver.capacity is not None:
+        driver.capacity.begin_pass()
+
+
+def idle(scheduler: Any, *_: Any, **__: Any) -> None:
+    """Give unused memory back once it was unused for a while."""
+    if arenas.exists():
+        arena = arenas.current()
+        if arena.clock() - arena.settled_s >= _SETTLE_EVERY_S:
+            arena.settle()
+
+
+def release(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:
+    """Give memory back: of KV and states whatever nobody reads, idle or not; weights only if SGLang can."""
+    from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
+
+    tags = list(recv_req.tags or [])
+    if not tags or _KV_TAG in tags:
+        driver = cache_hooks.driver_of(updater.scheduler.tree_cache)
+        granules = driver.capacity.release() if driver is not None else arenas.current().release()
+        logger.info("gave %d granules of %d bytes back", granules, arenas.current().sizing.granule_bytes)
+    rest = [tag for tag in tags if tag != _KV_TAG]
+    if not rest:
+        return ReleaseMemoryOccupationReqOutput()
+    recv_req.tags = rest
+    return original(updater, recv_req)
+
+
+def resume(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:
+    """KV and states need no resuming: their memory comes back when it is used."""
+    from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput
+
+    rest = [tag for tag in recv_req.tags or [] if tag != _KV_TAG]
+    if not rest:
+        return ResumeMemoryOccupationReqOutput()
+    recv_req.tags = rest
+    return original(updater, recv_req)

@@ -1,0 +1,109 @@
+"""What elastic memory cannot serve, said before a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import compat
+from sglang_hybrid.memory.sizing import Kinds, choose
+
+DOORS = (
+    "sglang.srt.mem_cache.prefill_budget:PrefillBudget",
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.check_decode_capacity",
+    "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache",
+    "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.release_memory_occupation",
+)
+"""What elastic memory builds on beside compat.DOORS; SGLang 0.5.17 lacks some of it."""
+
+_SIZES = {
+    "max_total_tokens": "--max-total-tokens",
+    "max_mamba_cache_size": "--max-mamba-cache-size",
+}
+
+_FLAGS = {
+    "disable_radix_cache": "its evictions keep the balance, so the cache must be on",
+    "enable_hierarchical_cache": "HiCache registers whole buffers with the device",
+    "enable_unified_memory": "SGLang's unified pool is another answer to the same question",
+    "enable_page_major_kv_layout": "the layouts of the pools are its own",
+    "enable_linear_replayssm": "replay rings are sized by state slot",
+    "enable_linear_replayssm_spec": "replay rings are sized by state slot",
+    "enable_int8_mamba_checkpoint": "int8 checkpoints live in a pool of their own",
+    "enable_memory_saver": "it gives memory back by itself",
+    "enable_mixed_chunk": "decoding requests inside a prefill are not reserved for",
+    "enable_hisparse": "sparse KV has pools of its own",
+    "enable_dp_attention": "it was not tried with data parallel attention",
+    "enable_session_radix_cache": "sessions order evictions by themselves",
+    "enable_streaming_session": "sessions hold memory it cannot see",
+    "speculative_algorithm": "draft models have pools of their own",
+    "prefill_only_disable_kv_cache": "there is no KV to share memory with",
+}
+
+_AT_MOST_ONE = ("tp_size", "pp_size", "dp_size", "dcp_size")
+
+
+def check(namespace: Any, rest: list[str], config: HybridConfig, spec: ModelSpec | None, on_cpu: bool) -> None:
+    """Raise ConfigError if elastic memory was asked for and cannot work with the other settings.
+
+    `namespace` are SGLang's final settings, `rest` what the user gave.
+    """
+    if config.memory != "elastic":
+        return
+    if config.backend != "hybrid":
+        raise _refusal("only our cache can evict across kinds", f"--hybrid-backend {config.backend}")
+    if config.eviction != "forecast":
+        raise _refusal("only forecast prices KV and states in one currency", f"--hybrid-eviction {config.eviction}")
+    if missing := compat.missing_doors(DOORS):
+        raise _refusal(f"SGLang {compat.engine_version()} lacks what it builds on", ", ".join(missing))
+    _check_flags(namespace, rest)
+    if spec is None or not spec.is_recurrent or not spec.kv_bytes_per_token:
+        raise _refusal("it shares memory between KV and recurrent states, and this model is not known to have both",
+                       namespace.model_path)  # fmt: skip
+    if on_cpu:
+        _check_budget(namespace, config, spec)
+
+
+def _check_flags(namespace: Any, rest: list[str]) -> None:
+    for name, flag in _SIZES.items():
+        if getattr(namespace, name, None) is not None:
+            raise _refusal("it takes sizes from the budget; drop the flag", flag)
+    if any(argument.split("=")[0] == "--mamba-full-memory-ratio" for argument in rest):
+        raise _refusal("it has no ratio; drop the flag", "--mamba-full-memory-ratio")
+    for name, reason in _FLAGS.items():
+        if getattr(namespace, name, None):
+            raise _refusal(reason, "--" + name.replace("_", "-"))
+    for name in _AT_MOST_ONE:
+        if getattr(namespace, name, 1) > 1:
+            raise _refusal(
+                "ranks were not shown to decide alike", f"--{name.replace('_', '-')} {getattr(namespace, name)}"
+            )
+    if getattr(namespace, "disaggregation_mode", "null") != "null":
+        raise _refusal("PD registers whole buffers", f"--disaggregation-mode {namespace.disaggregation_mode}")
+    if namespace.mamba_radix_cache_strategy == "extra_buffer_lazy":
+        raise _refusal("slots taken in mid-decode cannot wait", "--mamba-radix-cache-strategy extra_buffer_lazy")
+    if namespace.kv_cache_dtype not in ("auto", "bfloat16", "bf16", "float16", "float32"):
+        raise _refusal("scaled KV has pools of its own", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
+
+
+def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None:
+    """A budget too small for one request is found before the model is loaded."""
+    layers = max(1, spec.layer_counts.get("attention", 1))
+    row_bytes = spec.kv_bytes_per_token // (2 * layers)
+    page = namespace.page_size or 1
+    states = 3 if namespace.mamba_radix_cache_strategy in ("extra_buffer", "auto") else 1
+    sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, 4096, states)
+    if sizing.tokens < LEAST_TOKENS:
+        raise ConfigError(
+            f"the budget leaves {sizing.tokens} tokens of KV beside the states of one request, at least "
+            f"{LEAST_TOKENS} are needed; raise --hybrid-cpu-memory-gb: {config.cpu_memory_gb}"
+        )
+
+
+LEAST_TOKENS = 512
+"""A prompt, its answer and SGLang's own head room."""
+
+
+def _refusal(reason: str, value: str) -> ConfigError:
+    return ConfigError(f"elastic memory cannot serve this: {reason}; change it or add --hybrid-memory static: {value}")

@@ -1,0 +1,111 @@
+"""Pages of one kind as SGLang takes and frees them, in front of a pool of `memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.memory.pool import Pool
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Supply:
+    """Who owns a page: SGLang (`taken`), this object (`held`: reserved, its memory mapped), or the pool.
+
+    What SGLang frees waits in `_returned` until somebody asks about memory or pages run short: on a GPU reading the ids
+    waits for the device. `tidy` is called before every answer about memory.
+    """
+
+    def __init__(self, pool: Pool, device: torch.device, tidy: Callable[[], None]) -> None:
+        self.pool = pool
+        self.device = device
+        self.held = _NONE
+        self._tidy = tidy
+        self._returned: list[torch.Tensor] = []
+        self._returned_pages = 0
+        pool.recall = self.drain
+
+    @property
+    def untidy(self) -> bool:
+        """Whether pages wait that the pool does not know to be free."""
+        return self._returned_pages > 0
+
+    @property
+    def available(self) -> int:
+        """Pages that could be had now without evicting anything, taking all free memory of the budget."""
+        self._tidy()
+        return len(self.held) + self.pool.budget.obtainable(self.pool)
+
+    @property
+    def at_hand(self) -> int:
+        """Pages that cost no question about memory: held, returned, or in columns that are in use anyway."""
+        return len(self.held) + self._returned_pages + self.pool.room
+
+    @property
+    def taken(self) -> int:
+        """Pages that SGLang has."""
+        return self.pool.live_pages - self.pool.layout.pinned_pages - len(self.held) - self._returned_pages
+
+    def take(self, count: int) -> torch.Tensor | None:
+        """`count` pages, int64 on the device, held ones first; None if the rest cannot be had."""
+        if not self._top_up(count):
+            return None
+        pages, self.held = self.held[:count], self.held[count:]
+        return torch.from_numpy(pages.copy()).to(self.device, non_blocking=True)
+
+    def reserve(self, count: int) -> bool:
+        """Hold `count` pages, mapped; whether that worked. What was held before stays held."""
+        return self._top_up(count)
+
+    def release_held(self, keep: int = 0) -> None:
+        """Give held pages beyond `keep` back to the pool."""
+        if len(self.held) > keep:
+            surplus, self.held = self.held[keep:], self.held[:keep]
+            self.pool.free(surplus)
+
+    def give(self, pages: torch.Tensor) -> None:
+        """SGLang frees `pages`."""
+        self._returned.append(pages)
+        self._returned_pages += pages.numel()
+
+    def drain(self) -> None:
+        """Tell the pool what SGLang freed."""
+        while self._returned:
+            pages = self._returned.pop()
+            self._returned_pages -= pages.numel()
+            self.pool.free(pages.cpu().numpy())
+
+    def clear(self) -> None:
+        """SGLang forgets every page it has."""
+        self._returned, self._returned_pages, self.held = [], 0, _NONE
+        self.pool.clear()
+
+    def census(self) -> dict[str, Any]:
+        """Pages by owner, and how full the columns in use are."""
+        books = self.pool.books
+        live_pages = books.live_columns * self.pool.layout.column_pages
+        return {
+            "taken": self.taken,
+            "held": len(self.held),
+            "granules": books.used_granules,
+            "free_granules": books.mapped_granules - books.used_granules,
+            "fragmentation": 1.0 - (self.pool.live_pages - self._returned_pages) / live_pages if live_pages else 0.0,
+        }
+
+    def _top_up(self, count: int) -> bool:
+        short = count - len(self.held)
+        if short <= 0:
+            return True
+        if short > self.pool.room:
+            self.drain()
+        try:
+            fresh = self.pool.alloc(short)
+        except PoolExhausted:
+            return False
+        self.held = np.concatenate((self.held, fresh))
+        return True
