@@ -1,0 +1,202 @@
+"""Hit rate and time to first token when states are scarce: ours beside both cores of stock SGLang, request by request.
+
+    python benchmarks/serving/contention.py [--preset gdn] [--workload chat ...] [--seed 21]
+
+Four workloads of several sessions that take turns; each server gets the same prompts in the same order, one at a time,
+and turns alternate between servers, so that the ratios are paired. `predicted` is the simulator's hit rate for the same
+prompts, positions on the same grid, with the bytes the server has for its cache; `unbounded` that of endless memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import provenance
+from servers import Client, Command, hybrid, stock, words
+
+from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
+from sglang_hybrid.demo import model
+from sglang_hybrid.demo.server import Server
+from sglang_hybrid.sim import open_cache
+
+GRID = 64
+RUNNING = 4
+SIZES = {"chat": (28, 60_000), "agents": (26, 60_000), "fewshot": (24, 60_000), "rag": (28, 60_000)}
+"""Workload -> state slots, tokens of KV."""
+
+Prompt = list[int]
+
+
+class Session:
+    """One conversation: `prompt` is what it asks next; `answer` takes the reply and extends it."""
+
+    def __init__(self, rng: random.Random, first: Prompt, turns: int, added: tuple[int, int], reply: int) -> None:
+        self._rng, self._left, self._added = rng, turns, added
+        self.prompt, self.reply, self.done = first, reply, False
+
+    def answer(self, output: Prompt) -> bool:
+        """Append the reply and what the user says next; False when the conversation is over."""
+        self._left -= 1
+        self.prompt = self.prompt + output + words(self._rng, self._rng.randint(*self._added))
+        return self._left > 0
+
+
+def sessions(workload: str, rng: random.Random) -> list[Session]:
+    """The sessions of a workload, in order of arrival."""
+    if workload == "chat":
+        systems = [words(rng, n) for n in (150, 260, 400)]
+        return [Session(rng, rng.choice(systems) + words(rng, rng.randint(20, 160)), rng.randint(4, 14), (20, 160), 24)
+                for _ in range(20)]  # fmt: skip
+    if workload == "agents":
+        tools = [words(rng, n) for n in (500, 900)]
+        return [Session(rng, rng.choice(tools) + words(rng, rng.randint(50, 300)), rng.randint(8, 16), (60, 260), 16)
+                for _ in range(14)]  # fmt: skip
+    if workload == "fewshot":
+        templates = [words(rng, rng.randint(300, 1300)) for _ in range(24)]
+        weights = [1 / (rank + 1) for rank in range(24)]
+        picks = rng.choices(templates, weights, k=150)
+        return [Session(rng, pick + words(rng, rng.randint(20, 80)), 1, (1, 1), 4) for pick in picks]
+    instruction = words(rng, 130)
+    documents = [words(rng, rng.randint(250, 900)) for _ in range(40)]
+    weights = [1 / (rank + 1) for rank in range(40)]
+    made = []
+    for _ in range(130):
+        chosen = [documents[i] for i in sorted(set(rng.choices(range(40), weights, k=rng.randint(1, 2))))]
+        prompt = [*instruction, *(token for document in chosen for token in document), *words(rng, rng.randint(20, 60))]
+        made.append(Session(rng, prompt, 1, (1, 1), 8))
+    return made
+
+
+def turns(workload: str, seed: int) -> Iterator[Session]:
+    """Sessions in the order they speak: new ones arrive, and a few that are open take turns at random."""
+    rng = random.Random(seed)
+    waiting, active = sessions(workload, rng), []
+    together = 1 if workload in ("fewshot", "rag") else 12
+    while waiting or active:
+        while waiting and len(active) < together:
+            active.append(waiting.pop(0))
+        session = rng.choice(active)
+        yield session
+        if session.done:
+            active.remove(session)
+
+
+def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, Any]]:
+    """Ask every server every prompt; rows of (server, prompt tokens, cached tokens, seconds to the first token)."""
+    rows, names = [], list(clients)
+    for number, session in enumerate(turns(workload, seed)):
+        outputs = {}
+        prompt = session.prompt
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            answer = clients[name].ask(prompt, session.reply)
+            outputs[name] = answer["output_ids"]
+            rows.append({"request": number, "server": name, "prompt_tokens": len(prompt),
+                         "cached_tokens": answer["cached_tokens"], "ttft_s": answer["ttft_s"]})  # fmt: skip
+        rows[-1]["tokens"] = np.array(prompt + outputs["hybrid"], np.int32)
+        session.done = not session.answer(outputs["hybrid"])
+    return rows
+
+
+def predicted(spec: ModelSpec, rows: list[dict[str, Any]], states: int, kv_tokens: int | None) -> float:
+    """The simulator's hit rate on the same requests, with the same bytes; None for endless memory."""
+    held = states * spec.checkpoint_bytes + (kv_tokens or 0) * spec.kv_bytes_per_token
+    cache = open_cache("forecast", held if kv_tokens else 1 << 60, spec)
+    hit = asked = 0
+    for now, row in enumerate(row for row in rows if "tokens" in row):
+        tokens, n_input = row["tokens"], row["prompt_tokens"]
+        hit += cache.lookup(tokens[:n_input], float(now)) // GRID * GRID
+        asked += n_input
+        cache.commit(tokens, n_input, float(now))
+    return hit / asked
+
+
+def summary(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+    mine = [row for row in rows if row["server"] == name]
+    times = sorted(row["ttft_s"] for row in mine)
+    return {
+        "requests": len(mine),
+        "hit_rate": sum(row["cached_tokens"] for row in mine) / sum(row["prompt_tokens"] for row in mine),
+        "ttft_p50_ms": 1e3 * statistics.median(times),
+        "ttft_p95_ms": 1e3 * times[int(0.95 * len(times))],
+    }
+
+
+def ratio(rows: list[dict[str, Any]], other: str, quantile: float, seed: int = 0) -> list[float]:
+    """Our quantile over theirs, with the 95 % interval of a bootstrap over requests."""
+    table: dict[int, dict[str, float]] = {}
+    for row in rows:
+        table.setdefault(row["request"], {})[row["server"]] = row["ttft_s"]
+    pairs = np.array([[cells["hybrid"], cells[other]] for cells in table.values()])
+    rng = np.random.default_rng(seed)
+    point = np.quantile(pairs, quantile, axis=0)
+    drawn = [np.quantile(pairs[rng.integers(len(pairs), size=len(pairs))], quantile, axis=0) for _ in range(2000)]
+    spread = np.quantile([a / b for a, b in drawn], [0.025, 0.975])
+    return [float(point[0] / point[1]), *map(float, spread)]
+
+
+def measure(workload: str, preset: str, seed: int) -> dict[str, Any]:
+    states, tokens = SIZES[workload]
+    sizes = ["--max-total-tokens", str(tokens), "--max-mamba-cache-size", str(states), "--max-running-requests",
+             str(RUNNING)]  # fmt: skip
+    commands: dict[str, Command] = {
+        "hybrid": hybrid(*sizes),
+        "stock python": stock("extra_buffer", "python"),
+        "stock rust": stock("extra_buffer", "rust"),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model.build(Path(scratch) / preset, preset)
+        servers, clients = [], {}
+        try:
+            for name, (launcher, flags, environment) in commands.items():
+                log = Path(scratch) / f"{name}.log"
+                server = Server(folder, [*flags, *sizes], log=log, environment=environment, launcher=launcher)
+                servers.append(server)
+                server.wait_ready()
+                clients[name] = Client(server)
+                clients[name].ask(words(random.Random(0), 300), 4)
+            rows = run(workload, seed, clients)
+        finally:
+            for server in servers:
+                server.stop()
+        spec = from_config(folder, **engine_dtypes({**commands["hybrid"][2]}))
+    room = states - 3 * RUNNING
+    result: dict[str, Any] = {name: summary(rows, name) for name in commands}
+    result["predicted_hit_rate"] = predicted(spec, rows, room, tokens)
+    result["unbounded_hit_rate"] = predicted(spec, rows, room, None)
+    for other in ("stock python", "stock rust"):
+        result[f"ttft_p50_to_{other}"] = ratio(rows, other, 0.5)
+        result[f"ttft_p95_to_{other}"] = ratio(rows, other, 0.95)
+    result["rows"] = [[r["request"], r["server"], r["prompt_tokens"], r["cached_tokens"], round(r["ttft_s"], 5)]
+                      for r in rows]  # fmt: skip
+    return {"states": states, "kv_tokens": tokens, "max_running": RUNNING, "seed": seed, **result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="gdn", help=f"demo model: {', '.join(model.PRESETS)}")
+    parser.add_argument("--workload", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    options = parser.parse_args()
+    results = {}
+    for workload in options.workload:
+        results[workload] = measure(workload, options.preset, options.seed)
+        print(workload, {key: value for key, value in results[workload].items() if key != "rows"}, flush=True)
+    if not options.dry:
+        head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
+        print(provenance.write("serving", f"contention-{options.preset}", {**head, "workloads": results}))
+
+
+if __name__ == "__main__":
+    main()
