@@ -4,8 +4,8 @@
 
 For a GDN and a Mamba-2 model, both strategies and two chunk sizes, with pools small enough to evict all the time:
 prompts of lengths around every boundary, shared, continued and rewritten prefixes, eight at once, while other clients
-hang up in mid-prefill. Where two outputs differ, transformers says whether the two tokens were a tie (closer than 2e-4 in
-a logit).
+hang up in mid-prefill. Where two outputs differ, transformers says whether the two tokens were a tie (closer than 2e-4
+in a logit).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
 from support import Client, Reference
