@@ -45,7 +45,7 @@ def values(k: Tensor, v: Tensor, total: Tensor, beta: Tensor, states: Tensor) ->
 
 
 def operators(k: Tensor, v: Tensor, total: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """(W [..., C, K], U [..., C, V]) with which the delta rule's values are U - W S^T, for any state before the chunk."""
+    """(W [..., C, K], U [..., C, V]): the delta rule's values are U - W S^T, for any state before the chunk."""
     rhs = torch.cat([beta * total.exp() * k, beta * v], -1)
     solved = torch.linalg.solve_triangular(_interaction(k, total) * beta, rhs, upper=False, unitriangular=True)
     return solved[..., : k.shape[-1]].contiguous(), solved[..., k.shape[-1] :].contiguous()

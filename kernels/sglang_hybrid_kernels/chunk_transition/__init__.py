@@ -45,13 +45,12 @@ def chunk_transition(
     initial       [slots, heads, V, K] and initial_slots [segments]: start from these states instead of zero (a negative
                   slot is zero). T does not depend on it. May not be end_state.
 
-    State and operator stay in float32 registers for the whole segment; matrix products take k's dtype if it has 16 bits
-    (as the stock kernels do), else float32. float64 inputs make the naive path compute in float64.
+    State and operator stay in float32 registers; matrix products take k's dtype if it has 16 bits (as stock kernels
+    do), else float32. float64 inputs make the naive path compute in float64.
 
-    Bits: a segment's result depends on its own tokens and start only, not on the batch. Cutting a text at a multiple of
-    64 tokens and continuing from the end_state gives the bits of the uncut run, if end_state is float32 (float64 in a
-    float64 naive run): that is, hit and cold run agree on the chunk grid. bfloat16 or int8 entries, or a cut elsewhere,
-    round differently.
+    Bits: a segment's result depends on its own tokens and start, not on the batch. A text cut at multiples of 64 tokens
+    and continued from float32 end_states has the bits of the uncut run: hit and cold run agree on the chunk grid.
+    Entries of fewer bits, or a cut elsewhere, round differently.
 
     check_slots=False leaves out the tests that read cu_seqlens, entries and initial_slots. Raises ValueError.
     Source: HYPIC; the chunk form is Yang et al. 2024 (arXiv 2412.06464) section 3.3 with K more value columns.
@@ -61,24 +60,27 @@ def chunk_transition(
         delta, l2norm,
     )  # fmt: skip
     plan.check({"end_state": end_state_scale, "transition": transition_scale}, check_slots)
-    if not entries.numel() or not end_state.numel():
-        return
-    wide = plan.widened()
-    if backend_for(k) == "triton":
+    if entries.numel() and end_state.numel():
+        wide = plan.widened()
+        _run(wide)
+        _quantise(entries, wide.end_state, end_state, end_state_scale)
+        _quantise(entries, wide.transition, transition, transition_scale)
+
+
+def _run(plan: check.Plan) -> None:
+    if backend_for(plan.k) == "triton":
         from sglang_hybrid_kernels.chunk_transition import triton
 
-        triton.chunk_transition(wide)
+        triton.chunk_transition(plan)
     else:
-        naive.chunk_transition(wide)
-    for scale, stored, computed in (
-        (end_state_scale, end_state, wide.end_state),
-        (transition_scale, transition, wide.transition),
-    ):
-        if scale is not None and stored is not None and computed is not None:
-            copy_slots(
-                [computed], entries, entries, into=[stored], into_scales=[scale.unsqueeze(-2)], slot_dim=0,
-                check_slots=False,
-            )  # fmt: skip
+        naive.chunk_transition(plan)
+
+
+def _quantise(entries: Tensor, computed: Tensor | None, stored: Tensor | None, scale: Tensor | None) -> None:
+    """Eight-bit entries from floating ones, where a scale is given."""
+    if computed is not None and stored is not None and scale is not None:
+        into = {"into": [stored], "into_scales": [scale.unsqueeze(-2)]}
+        copy_slots([computed], entries, entries, **into, slot_dim=0, check_slots=False)
 
 
 __all__ = ["chunk_transition"]

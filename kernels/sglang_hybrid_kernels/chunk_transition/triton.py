@@ -157,6 +157,31 @@ def _load_decay(g, tokens, inside, g_token, o_k, in_k):
     return tl.load(g + tokens[:, None] * g_token + o_k[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def _decayed(state, key, value, g, tokens, inside, g_token, o_k, in_k, DIAGONAL: tl.constexpr):
+    """State, and what is about to be added to it, as they stand after the chunk's decay; and that decay's logarithm."""
+    if DIAGONAL:
+        log_decay = _load_decay(g, tokens, inside, g_token, o_k, in_k)
+        whole = tl.sum(log_decay, 0)
+        key *= tl.exp(whole[None, :] - tl.cumsum(log_decay, 0))
+        state *= tl.exp(whole)[None, :]
+    else:
+        log_decay = tl.load(g + tokens * g_token, mask=inside, other=0.0).to(tl.float32)
+        whole = tl.sum(log_decay, 0)
+        value *= tl.exp(whole - tl.cumsum(log_decay, 0))[:, None]
+        state *= tl.exp(whole)
+    return state, key, value, whole
+
+
+@triton.jit
+def _store_decay(p_t, kept, o_k, in_k, once, DIAGONAL: tl.constexpr):
+    """A transition of a rule without reads: one number per channel, or the same number everywhere in `kept`."""
+    if DIAGONAL:
+        tl.store(p_t + o_k, kept.to(p_t.dtype.element_ty), mask=in_k & once)
+    else:
+        tl.store(p_t, tl.max(kept, 0).to(p_t.dtype.element_ty), mask=once)
+
+
 @triton.jit(do_not_specialize=["entry_count", "initial_count"])
 def advance_kernel(
     k, v, g, beta, w, cu_seqlens, entries, end_state, transition, vanishing, largest, initial, initial_slots,
@@ -181,14 +206,12 @@ def advance_kernel(
             started = (slot >= 0) & (slot < initial_count)
             p_initial = initial + slot * initial_slot + head * initial_head + o_r[:, None] * initial_row + o_k[None, :]
             state += tl.load(p_initial, mask=in_v[:, None] & in_k[None, :] & started, other=0.0).to(tl.float32)
-        lo = tl.load(cu_seqlens + segment).to(tl.int64)
-        hi = tl.load(cu_seqlens + segment + 1).to(tl.int64)
+        lo, hi = tl.load(cu_seqlens + segment).to(tl.int64), tl.load(cu_seqlens + segment + 1).to(tl.int64)
         passed = tl.zeros([COLUMNS], tl.float32)
         for first in range(lo, hi, CHUNK):
             tokens, inside = first + o_t, first + o_t < hi
-            here = inside[:, None] & in_v[None, :]
-            value = tl.load(v + tokens[:, None] * v_token + head * v_head + o_r[None, :], mask=here, other=0.0)
-            value = value.to(tl.float32)
+            p_v = v + tokens[:, None] * v_token + head * v_head + o_r[None, :]
+            value = tl.load(p_v, mask=inside[:, None] & in_v[None, :], other=0.0).to(tl.float32)
             if DELTA:
                 p_w = w + (tokens[:, None] * heads + head) * K + o_k[None, :]
                 reads = tl.load(p_w, mask=inside[:, None] & in_k[None, :], other=0.0)
@@ -197,18 +220,10 @@ def advance_kernel(
                 strength = tl.load(beta + tokens * beta_token + head * beta_head, mask=inside, other=0.0)
                 value *= strength.to(tl.float32)[:, None]
             key = _load_keys(k + (head // GROUP) * k_head, tokens, inside, k_token, o_k, in_k, epsilon, L2NORM)
-            if DIAGONAL:
-                log_decay = _load_decay(g + head * g_head, tokens, inside, g_token, o_k, in_k)
-                whole = tl.sum(log_decay, 0)
-                key *= tl.exp(whole[None, :] - tl.cumsum(log_decay, 0))
-                state *= tl.exp(whole)[None, :]
-                passed += whole
-            else:
-                log_decay = tl.load(g + tokens * g_token + head * g_head, mask=inside, other=0.0).to(tl.float32)
-                whole = tl.sum(log_decay, 0)
-                value *= tl.exp(whole - tl.cumsum(log_decay, 0))[:, None]
-                state *= tl.exp(whole)
-                passed += whole
+            state, key, value, whole = _decayed(
+                state, key, value, g + head * g_head, tokens, inside, g_token, o_k, in_k, DIAGONAL
+            )
+            passed += whole
             state += _dot(tl.trans(value), key, k, HALF)
         p_state = end_state + entry * state_entry + head * state_head + o_r[:, None] * state_row + o_k[None, :]
         tl.store(p_state, state.to(end_state.dtype.element_ty), mask=in_v[:, None] & in_k[None, :])
@@ -222,12 +237,8 @@ def advance_kernel(
                     p_largest = largest + (segment * heads + head) * blocks + block - tl.cdiv(V, ROWS)
                     tl.store(p_largest, tl.max(tl.max(tl.abs(state), 1), 0), mask=is_t)
         elif HAS_T:
-            p_t = transition + entry * t_entry + head * t_head
             kept = tl.exp(passed)
-            if DIAGONAL:
-                tl.store(p_t + o_k, kept.to(transition.dtype.element_ty), mask=in_k & (block == 0))
-            else:
-                tl.store(p_t, tl.max(kept, 0).to(transition.dtype.element_ty), mask=block == 0)
+            _store_decay(transition + entry * t_entry + head * t_head, kept, o_k, in_k, block == 0, DIAGONAL)
             if HAS_FLAGS:
                 flag = tl.max(tl.where(in_k, kept, 0.0), 0) <= vanishing_below
                 tl.store(vanishing + entry * flag_entry + head * flag_head, flag.to(tl.uint8), mask=block == 0)
