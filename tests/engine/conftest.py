@@ -41,7 +41,7 @@ def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
         key = (preset, *flags)
         client = running.pop(key, None)
         if client is None:
-            if len(running) >= 5:  # each takes two gigabytes; the one asked for longest ago goes
+            if len(running) >= 6:  # each takes two gigabytes; the one asked for longest ago goes
                 running.pop(next(iter(running))).server.stop()
             server = Server(models(preset), flags, log=logs / f"{len(list(logs.iterdir()))}.log")
             server.wait_ready()

@@ -175,7 +175,8 @@ def replay(path: Path) -> Replayed:
     """
     lines = _lines(path)
     first = next(lines, None)
-    if first is None or len(first) != 2 or first[0] != VERSION:
+    wanted = {*_COSTS, "admission", "eviction", "marconi_alpha"}
+    if first is None or len(first) != 2 or first[0] != VERSION or set(first[1]) != wanted:
         raise ConfigError(f"not a request log of version {VERSION}: {path}")
     settings = dict(first[1])
     choices = {key: settings.pop(key) for key in ("admission", "eviction", "marconi_alpha")}

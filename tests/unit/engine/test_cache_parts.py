@@ -1,0 +1,93 @@
+"""Parts of the cache that need no SGLang: boundaries, summaries, usage, the settings."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache import boundaries
+from sglang_hybrid.engine.cache.metrics import Summary, miss_counter, summary
+from sglang_hybrid.engine.cache.requests import namespace, tracked
+
+
+@pytest.mark.parametrize("custom", [None, {}, {"other": 1}])
+def test_most_requests_name_no_boundary(custom: object) -> None:
+    assert boundaries.named(custom, 100) == ()
+
+
+def test_named_boundaries_are_sorted_and_distinct() -> None:
+    assert boundaries.named({"cache_boundaries": [90, 10, 90, 100]}, 100) == (10, 90, 100)
+
+
+@pytest.mark.parametrize("bad", [[0], [101], [-1], ["10"], [1.5], [True], 7, "10"])
+def test_other_boundaries_are_refused(bad: object) -> None:
+    with pytest.raises(ConfigError, match="cache_boundaries"):
+        boundaries.named({"cache_boundaries": bad}, 100)
+    request = SimpleNamespace(sampling_params={"custom_params": {"cache_boundaries": bad}})
+    with pytest.raises(ValueError, match="cache_boundaries"):
+        boundaries.validate(None, request, list(range(100)))
+
+
+def test_the_first_message_ends_behind_its_last_token() -> None:
+    tokens, ends = np.array([5, 6, 2, 7, 8, 2, 9]), np.array([2])
+    assert boundaries.first_message(tokens, ends) == (3,)
+    assert boundaries.first_message(tokens[:3], ends) == (), "nothing follows it"
+    assert boundaries.first_message(tokens, np.array([], np.int64)) == ()
+    assert boundaries.first_message(np.array([1, 1]), ends) == ()
+
+
+def test_the_summary_names_reasons_by_size() -> None:
+    counts = Counter(requests=3, prompt_tokens=1000, hit_tokens=400, miss_never_seen=350, miss_state_evicted=250)
+    line = summary(counts, 7, 16)
+    assert "3 requests, 1,000 prompt tokens, hit 40.0 %" in line
+    assert "never_seen 35.0 %, state_evicted 25.0 %" in line
+    assert "states 7/16" in line
+    assert "missed: nothing" in summary(Counter(), 0, 16)
+
+
+def test_a_summary_comes_once_per_interval_and_tells_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    states = SimpleNamespace(size=16, available_size=lambda: 12)
+    log, counts = Summary(10.0), Counter(requests=1)
+    log.maybe_log(counts, states, 100.0)
+    log.maybe_log(counts, states, 105.0)
+    assert caplog.messages == []
+    counts["requests"] = 4
+    log.maybe_log(counts, states, 111.0)
+    counts["requests"] = 6
+    log.maybe_log(counts, states, 122.0)
+    assert ["4 requests" in caplog.messages[0], "2 requests" in caplog.messages[1]] == [True, True]
+    Summary(0.0).maybe_log(counts, states, 500.0)
+    assert len(caplog.messages) == 2
+
+
+def test_metrics_are_off_where_the_server_has_them_off() -> None:
+    assert miss_counter(False) is None
+
+
+def test_requests_are_kept_apart_by_key_and_salt() -> None:
+    plain, keyed = SimpleNamespace(), SimpleNamespace(extra_key="a", cache_salt=None)
+    salted = SimpleNamespace(extra_key=None, cache_salt="a")
+    assert namespace(plain) is None
+    assert len({namespace(plain), namespace(keyed), namespace(salted)}) == 3
+    assert tracked(plain) is tracked(plain)
+    assert tracked(plain) is not tracked(keyed)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("admission", "all"),
+        ("eviction", "fifo"),
+        ("marconi_alpha", -0.5),
+        ("request_log_mb", 0.0),
+        ("request_log_tokens", "some"),
+        ("log_interval_s", -1.0),
+    ],
+)
+def test_bad_settings_are_refused(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        HybridConfig.from_mapping({setting: value})

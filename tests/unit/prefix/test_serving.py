@@ -1,0 +1,175 @@
+"""The decisions of a serving cache, its log, and the replay of it."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, replay
+from sglang_hybrid.prefix.seeds import read_prefixes
+from sglang_hybrid.prefix.serving import Decisions, Pool
+from sglang_hybrid.prefix.tokens import Tokens
+
+SPEC = ModelSpec("serving", 256, 4096, 1000.0, 1.0)
+
+
+def words(rng: random.Random, count: int) -> Tokens:
+    return np.array([rng.randrange(1000) for _ in range(count)], np.int32)
+
+
+def test_the_second_sighting_of_a_prefix_is_checkpointed_at_the_branch_and_before_its_end() -> None:
+    rng, decisions = random.Random(1), Decisions(SPEC)
+    shared = words(rng, 300)
+    first = decisions.arrive("a", np.concatenate((shared, words(rng, 50))), 0.0, 0, 0)
+    assert first.positions == (349,)
+    decisions.finish("a", first, np.concatenate((shared, words(rng, 80))), 1.0, 380)
+    second = decisions.arrive("b", np.concatenate((shared, words(rng, 60))), 2.0, 0, 0)
+    assert second.positions == (300, 359)
+    assert second.seen_tokens == 300
+
+
+def test_a_branch_is_recognised_while_the_other_request_still_runs() -> None:
+    rng, decisions = random.Random(2), Decisions(SPEC)
+    shared = words(rng, 300)
+    decisions.arrive("a", np.concatenate((shared, words(rng, 50))), 0.0, 0, 0)
+    running = decisions.arrive("b", np.concatenate((shared, words(rng, 60))), 0.1, 0, 0)
+    assert running.positions == (300, 359)
+    assert running.in_flight_tokens == 300
+    decisions.computed("a")
+    decisions.computed("b")
+    assert decisions.arrive("c", np.concatenate((shared, words(rng, 70))), 0.2, 300, 300).in_flight_tokens == 0
+
+
+def test_namespaces_share_nothing() -> None:
+    rng, decisions = random.Random(3), Decisions(SPEC)
+    prompt = words(rng, 200)
+    decisions.arrive("a", prompt, 0.0, 0, 0, namespace="one")
+    assert decisions.arrive("b", prompt, 1.0, 0, 0, namespace="two").seen_tokens == 0
+    assert decisions.arrive("c", prompt, 2.0, 0, 0, namespace="one").seen_tokens == 200
+
+
+def test_declared_boundaries_and_seeds_are_checkpointed_at_once() -> None:
+    rng, decisions = random.Random(4), Decisions(SPEC)
+    prompt = words(rng, 200)
+    assert decisions.arrive("a", prompt, 0.0, 0, 0, boundaries=(120,)).positions == (120, 199)
+    seeded = words(rng, 150)
+    decisions.seed(seeded, 0.0)
+    assert 150 in decisions.arrive("b", np.concatenate((seeded, words(rng, 50))), 1.0, 0, 0).positions
+    with pytest.raises(ConfigError, match="position in the 200 tokens"):
+        decisions.arrive("c", prompt, 2.0, 0, 0, boundaries=(201,))
+
+
+def test_a_lost_state_is_told_to_the_request_that_wanted_it() -> None:
+    rng, decisions = random.Random(5), Decisions(SPEC)
+    prompt, more = words(rng, 200), words(rng, 40)
+    first = decisions.arrive("a", prompt, 0.0, 0, 0)
+    decisions.finish("a", first, np.concatenate((prompt, more)), 1.0, 240)
+    decisions.evicted(first.tip)
+    again = decisions.arrive("b", np.concatenate((prompt, more, words(rng, 20))), 2.0, 0, 240)
+    assert again.lost_tokens == 240
+
+
+@pytest.mark.parametrize("eviction", ["forecast", "marconi"])
+def test_a_replay_takes_the_same_decisions(eviction: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(path, 10_000_000)
+    evicted = drive(RecordedDecisions(log, SPEC, "judicious", eviction, -1.0), requests=300)
+    log.close()
+    found = replay(path)
+    assert found.complete
+    assert (found.requests, found.evictions) == (300, evicted)
+    assert found.checkpoints > 300
+    assert found.differences == []
+
+
+def test_a_replay_notices_another_decision(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(path, 10_000_000)
+    drive(RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0), requests=100)
+    log.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(line for line in lines if line[0] == "arrive")[8] = [7]
+    next(line for line in lines if line[0] == "victim" and line[3] is not None)[3] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(replay(path).differences) >= 2
+
+
+def drive(decisions: Decisions, requests: int) -> int:
+    """Conversations, shared prefixes and random candidates; returns the evictions."""
+    rng, now, evicted = random.Random(6), 0.0, 0
+    shared = [words(rng, 120) for _ in range(4)]
+    for number in range(requests):
+        now += rng.expovariate(0.5)
+        prompt = np.concatenate((rng.choice(shared), words(rng, rng.randint(5, 60))))
+        arrival = decisions.arrive(str(number), prompt, now, 0, 0, rng.choice([None, "tenant"]))
+        for at in arrival.positions:
+            mark = decisions.mark(arrival, at, now)
+            key = number * 10 + len(arrival.positions)
+            decisions.put(
+                rng.choice(list(Pool)),
+                Candidate(key + at, at, 0, 0, at, 1, 0, mark.last_s, mark.touch, mark.hits, False, mark.reuse_class),
+            )
+        if number % 3 == 2:
+            victim = decisions.victim(rng.choice(list(Pool)), now)
+            evicted += victim is not None
+        decisions.discard(Pool.KV, rng.randrange(number * 10 + 400))
+        decisions.finish(str(number), arrival, np.concatenate((prompt, words(rng, 20))), now + 0.1, len(prompt))
+        decisions.check()
+    return evicted
+
+
+def test_hashed_tokens_keep_prefixes_and_nothing_else() -> None:
+    rng = random.Random(7)
+    shared = words(rng, 50)
+    one, other = (np.concatenate((shared, words(rng, 30))) for _ in range(2))
+    a, b = chained(one, 11), chained(other, 11)
+    assert np.array_equal(a[:50], b[:50])
+    assert not np.array_equal(a[50:], b[50:])
+    assert len(set(chained(np.zeros(1000, np.int32), 11).tolist())) > 990, "the same token looks new at every place"
+    assert not np.array_equal(a, chained(one, 12))
+    assert a.dtype == np.int32
+    assert a.min() >= 0
+
+
+def test_a_full_log_says_so_and_the_server_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(path, 5_000)
+    drive(RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0), requests=50)
+    assert path.stat().st_size < 5_100
+    assert not replay(path).complete
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[2,{}]\n", "nonsense\n", '[1,{}]\n["nothing"]\n'])
+def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="request log"):
+        replay(path)
+
+
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown eviction policy"):
+        Decisions(SPEC, "judicious", "fifo")
+    with pytest.raises(ConfigError, match="unknown admission policy"):
+        Decisions(SPEC, "sometimes")
+    with pytest.raises(ConfigError, match="cannot write the request log"):
+        RequestLog(tmp_path, 100)
+    with pytest.raises(ConfigError, match="more than zero bytes"):
+        RequestLog(tmp_path / "log", 0)
+
+
+def test_hot_prefixes_are_read_or_the_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hot.jsonl"
+    path.write_text('{"input_ids": [1, 2]}\n\n{"input_ids": [3]}\n')
+    assert [prefix.tolist() for prefix in read_prefixes(str(path))] == [[1, 2], [3]]
+    assert read_prefixes("") == []
+    path.write_text('{"input_ids": [1, 2]}\n{"input_ids": [-1]}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        read_prefixes(str(path))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_prefixes(str(tmp_path / "none"))
