@@ -112,6 +112,15 @@ def arrivals() -> list[Cell]:
     return _grid(names, ("lru", "marconi", "forecast"), (40.0,))
 
 
+def tuner() -> list[Cell]:
+    """The cells of the published artifact's comparison: what our Marconi tuner chooses there."""
+    cases = {"sharegpt?": 2.0, "lmsys?sessions=50&": 2.0, "fewshot?": 2.0, "agentic?sessions=25&": 8.0}
+    found = []
+    for case, gb in cases.items():
+        found += _grid([f"{case}seed=101"], ("lru", "marconi", *ALPHAS, "forecast"), (gb,))
+    return found
+
+
 GRIDS = {
     "main": main,
     "robustness": robustness,
@@ -121,4 +130,5 @@ GRIDS = {
     "contention": contention,
     "architecture": architecture,
     "arrivals": arrivals,
+    "tuner": tuner,
 }

@@ -66,6 +66,7 @@ class PrefixCache:
         self.history = history
         self._admission = admission
         self._index = index
+        self._scored = index if isinstance(index, ScoredIndex) else None
         self._bypass = bypass
         self.feedback = feedback
         self._nodes: dict[int, Node[Mark]] = {}
@@ -254,16 +255,17 @@ class PrefixCache:
     def _choose(self, made: set[int], now: float) -> int | None:
         """The lowest score; an entry this request made goes only if it is low enough for `Duels` (bypass)."""
         victim = self._index.pop(now)
-        if victim not in made or not isinstance(self._index, ScoredIndex):
+        scored = self._scored
+        if victim not in made or scored is None:
             return victim
-        score = self._index.last_score
+        score = scored.last_score
         rival = self._index.pop(now)
         if rival is None:
             return victim
         if rival not in made:
             self._pair(self._nodes[victim], self._nodes[rival])
             margin = CAUTION if self._elapsed.is_counter else self._duels.margin
-            if score > margin * self._index.last_score:
+            if score > margin * scored.last_score:
                 victim, rival = rival, victim
         self._put(self._nodes[rival])
         return victim
