@@ -119,7 +119,7 @@ def seam_attention(plan: Plan) -> Tensor:
         sums = torch.empty(parts, tokens, heads, dtype=torch.float32, device=q.device)
     else:
         partial = sums = out
-    wide = largest > 128
+    wide, full = largest > 128, q.dtype == torch.float32  # fp32 keys and their TF32 x 3 parts fill the shared memory
     block = 64
     block_ends = ((plan.query_offsets.diff() * groups + block - 1) // block).cumsum(0)
     blocks = tokens * groups // block + requests
@@ -136,11 +136,11 @@ def seam_attention(plan: Plan) -> Tensor:
         SINGLE=parts == 1,
         REQUESTS=triton.next_power_of_2(requests),
         BM=block,
-        BN=32 if wide else 64,
+        BN=(32 if wide else 64) // (2 if full else 1),
         BD=max(16, triton.next_power_of_2(size)),
         BDV=max(16, triton.next_power_of_2(value_size)),
-        num_warps=8 if wide else 4,
-        num_stages=2,
+        num_warps=8 if wide or full else 4,
+        num_stages=1 if full else 2,
     )
     if parts > 1:
         rows = tokens * heads
