@@ -32,9 +32,10 @@ def flags(strategy: str) -> tuple[str, ...]:
 def starved(strategy: str, log: Path) -> tuple[str, ...]:
     """Pools so small that states and KV run out all the time."""
     return (
-        "--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", "512", "--max-mamba-cache-size", "20", "--max-running-requests", "4", "--max-total-tokens", "3000",
-        "--hybrid-request-log", str(log / f"{strategy}.jsonl"), "--enable-metrics",
-    )  # fmt: skip
+        *("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", "512"),
+        *("--max-mamba-cache-size", "20", "--max-running-requests", "4", "--max-total-tokens", "3000"),
+        *("--hybrid-request-log", str(log / f"{strategy}.jsonl"), "--enable-metrics"),
+    )
 
 
 def ask(client: Client, prompt: Prompt, tokens: int = 8, **more: Any) -> dict[str, Any]:
