@@ -60,6 +60,7 @@ class Budget:
         self.refused: str | None = None  # the pool whose limit stopped the last refused request
         self.mapped_ever = 0
         self.unmapped_ever = 0
+        self.transfers = 0  # granules that one pool gave up for another
 
     def attach(self, pool: "Pool") -> None:
         """Register `pool`. Raises ConfigError if the name is taken or the granules differ."""
@@ -212,7 +213,8 @@ class Budget:
             if other is not pool or column not in chosen
         ]
         for _, order, column in sorted(victims):
-            self.release(pools[order], column)
+            given = self.release(pools[order], column)
+            self.transfers += given if pools[order] is not pool else 0
             missing = pool.columns.missing(columns)
             if count_granules(missing) <= self.unmapped:
                 return missing

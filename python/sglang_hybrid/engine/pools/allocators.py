@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator, alloc_extend_naive
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang.srt.utils import get_num_new_pages
@@ -117,24 +117,36 @@ class ElasticPages(_Elastic, PagedTokenToKVPoolAllocator):
         prefix_lens_cpu: torch.Tensor,
         seq_lens: torch.Tensor,
         seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor | None:
         pages = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, prefix_lens=prefix_lens_cpu)
         if not self._draw(int(pages)):
             return None
-        tokens: torch.Tensor | None = super().alloc_extend(
-            prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, *args, **kwargs
+        if torch.device(self.device).type == "cpu":  # SGLang's kernel is Triton's
+            tokens = torch.empty(extend_num_tokens, dtype=torch.int64)
+            alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, tokens, self.page_size, "cpu")
+            self.free_pages = self.free_pages[:0]
+            return tokens
+        given: torch.Tensor | None = super().alloc_extend(
+            prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, *args, **kwargs
         )
-        return tokens
+        return given
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
         if not self._draw(int(get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, decode=True))):
             return None
-        tokens: torch.Tensor | None = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
-        return tokens
+        if torch.device(self.device).type == "cpu":
+            tokens = last_loc.to(torch.int64) + 1
+            tokens[(seq_lens - 1) % self.page_size == 0] = self.free_pages * self.page_size
+            self.free_pages = self.free_pages[:0]
+            return tokens
+        given: torch.Tensor | None = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
+        return given
 
     def clear(self) -> None:
         self.free_group = None

@@ -34,7 +34,8 @@ class Capacity:
         self.arena = arena
         self.driver = driver
         self.evicted = {KV: 0, STATE: 0}  # victims chosen because memory was short
-        self.refusals = 0
+        self.refusals = 0  # requests and chunks that had to wait for memory
+        self.telemetry: Any = None
         self.promised = {KV: 0, STATE: 0}
         self._adder: Any = None
         self._value = Forecast(spec, driver.decisions.policy(Pool.KV).table)

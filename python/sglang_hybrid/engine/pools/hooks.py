@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import hooks as cache_hooks
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import sizes
@@ -69,8 +70,10 @@ def build(original: Callable[..., Any], configurator: Any, *args: Any, **kwargs:
 
 def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
     """Join the cache of this process with its arena; raises ConfigError where something else was built."""
-    if sizes.configured().memory != "elastic":
+    config = sizes.configured()
+    if config.memory != "elastic":
         return
+    from sglang_hybrid.engine.pools import telemetry
     from sglang_hybrid.engine.pools.capacity import Capacity
 
     driver = cache_hooks.driver_of(cache)
@@ -79,7 +82,10 @@ def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
         raise ConfigError(
             f"elastic memory needs this model's pools and cache to be ours; add --hybrid-memory static: {type(cache)}"
         )
-    driver.capacity = allocator.capacity = Capacity(arenas.current(), driver, spec)
+    driver.capacity = allocator.capacity = capacity = Capacity(arenas.current(), driver, spec)
+    args = compat.resolved(ctx.server_args)
+    export = telemetry.exporter(bool(getattr(args, "enable_metrics", False)))
+    capacity.telemetry = telemetry.Telemetry(capacity, export, config.log_interval_s)
 
 
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,14 +101,17 @@ def passed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     driver = cache_hooks.driver_of(batch.tree_cache)
     if driver is not None and driver.capacity is not None:
         driver.capacity.begin_pass()
+        driver.capacity.telemetry.tick()
 
 
 def idle(scheduler: Any, *_: Any, **__: Any) -> None:
     """Give unused memory back once it was unused for a while."""
-    if arenas.exists():
-        arena = arenas.current()
+    driver = cache_hooks.driver_of(scheduler.tree_cache)
+    if driver is not None and driver.capacity is not None:
+        arena = driver.capacity.arena
         if arena.clock() - arena.settled_s >= _SETTLE_EVERY_S:
             arena.settle()
+            driver.capacity.telemetry.tick()
 
 
 def release(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:

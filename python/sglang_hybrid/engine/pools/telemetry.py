@@ -1,0 +1,114 @@
+"""What elastic memory says of itself: Prometheus series and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.engine.pools.capacity import Capacity
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "sglang:elastic_memory_"
+_EXPORT_EVERY_S = 1.0
+
+
+def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
+    """Every figure by (name, kind); kind is '' where both kinds share it. Times in seconds, memory in granules."""
+    arena = capacity.arena
+    budget, pooled = arena.budget, arena.pooled
+    found: dict[tuple[str, str], float] = {
+        ("granule_bytes", ""): arena.sizing.granule_bytes,
+        ("granules_total", ""): budget.total,
+        ("granules_resident", ""): pooled.committed_bytes // arena.sizing.granule_bytes,
+        ("granules_used_max", ""): arena.most_used,
+        ("granules_resident_max", ""): arena.most_mapped,
+        ("transfers", ""): budget.transfers,
+        ("waits", ""): capacity.refusals,
+    }
+    for name, supply in arena.supplies.items():
+        census = supply.census()
+        found["granules_used", name] = census["granules"]
+        found["granules_unused", name] = census["free_granules"]
+        found["fragmentation", name] = census["fragmentation"]
+        found["evictions", name] = capacity.evicted[name]
+    for kind, meter in (("map", arena.backing.mapped), ("unmap", arena.backing.unmapped)):
+        found["calls", kind] = meter.calls
+        found["granules_moved", kind] = meter.granules
+        found["failures", kind] = meter.failed
+        found["seconds", kind] = meter.total_s
+        found["seconds_p50", kind] = meter.quantile(0.5)
+        found["seconds_p99", kind] = meter.quantile(0.99)
+    return found
+
+
+class Telemetry:
+    """Exports `figures` once a second, and logs them every `log_interval_s` seconds if they changed; 0 is never."""
+
+    def __init__(self, capacity: Capacity, export: Callable[[dict[tuple[str, str], float]], None] | None,
+                 log_interval_s: float) -> None:  # fmt: skip
+        self._capacity = capacity
+        self._export = export
+        self._interval_s = log_interval_s
+        self._exported_s = self._logged_s = -1e9
+        self._line = ""
+
+    def tick(self) -> None:
+        """Called after every pass and while idle."""
+        now = self._capacity.arena.clock()
+        logs = self._interval_s and now - self._logged_s >= self._interval_s
+        exports = self._export is not None and now - self._exported_s >= _EXPORT_EVERY_S
+        if not logs and not exports:
+            return
+        found = figures(self._capacity)
+        if exports and self._export is not None:
+            self._exported_s = now
+            self._export(found)
+        if logs:
+            self._logged_s = now
+            line = summary(self._capacity.arena, found)
+            if line != self._line:
+                self._line = line
+                logger.info(line)
+
+
+def summary(arena: Arena, found: dict[tuple[str, str], float]) -> str:
+    """`found` in one line."""
+    total, granule_mib = found["granules_total", ""], arena.sizing.granule_bytes / (1 << 20)
+    kinds = ", ".join(
+        f"{name} {found['granules_used', name]:.0f} ({100 * found['fragmentation', name]:.0f} % holes)"
+        for name in arena.supplies
+    )
+    calls = ", ".join(
+        f"{kind} {found['calls', kind]:.0f} (p99 {1e3 * found['seconds_p99', kind]:.2f} ms)"
+        for kind in ("map", "unmap")
+    )
+    return (
+        f"memory: {kinds} of {total:.0f} granules of {granule_mib:.2f} MiB, resident "
+        f"{found['granules_resident', '']:.0f}, most used {found['granules_used_max', '']:.0f}; {calls}; "
+        f"{found['transfers', '']:.0f} granules changed kind, {found['waits', '']:.0f} waits"
+    )
+
+
+def exporter(enabled: bool) -> Callable[[dict[tuple[str, str], float]], None] | None:
+    """A function that sets the Prometheus gauges; None when metrics are off.
+
+    Imports prometheus_client only now: SGLang has to choose its multiprocess mode before the first import.
+    """
+    if not enabled:
+        return None
+    from prometheus_client import Gauge
+
+    gauges: dict[str, Any] = {}
+
+    def export(found: dict[tuple[str, str], float]) -> None:
+        for (name, kind), value in found.items():
+            if name not in gauges:
+                text = f"Elastic memory: {name.replace('_', ' ')}."
+                labels = ["kind"] if kind else []
+                gauges[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")
+            (gauges[name].labels(kind) if kind else gauges[name]).set(value)
+
+    return export
