@@ -43,7 +43,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         # extra_buffer strategy then dies on the first prompt (0.5.21).
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
-    refusals.check(parsed, rest, config, model.spec, on_cpu)
+    refusals.check(parsed, rest, config, model, on_cpu)
     return final, parsed
 
 

@@ -8,6 +8,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.preflight import Model
 from sglang_hybrid.memory.sizing import Kinds, choose
 
 DOORS = (
@@ -44,7 +45,7 @@ _FLAGS = {
 _AT_MOST_ONE = ("tp_size", "pp_size", "dp_size", "dcp_size")
 
 
-def check(namespace: Any, rest: list[str], config: HybridConfig, spec: ModelSpec | None, on_cpu: bool) -> None:
+def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, on_cpu: bool) -> None:
     """Raise ConfigError if elastic memory was asked for and cannot work with the other settings.
 
     `namespace` are SGLang's final settings, `rest` what the user gave.
@@ -58,9 +59,11 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, spec: ModelSpec
     if missing := compat.missing_doors(DOORS):
         raise _refusal(f"SGLang {compat.engine_version()} lacks what it builds on", ", ".join(missing))
     _check_flags(namespace, rest)
+    spec = model.spec
     if spec is None or not spec.is_recurrent or not spec.kv_bytes_per_token:
-        raise _refusal("it shares memory between KV and recurrent states, and this model is not known to have both",
-                       namespace.model_path)  # fmt: skip
+        raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
+    if (model.config or {}).get("kv_lora_rank"):
+        raise _refusal("latent KV (MLA) has a pool of its own", namespace.model_path)
     if on_cpu:
         _check_budget(namespace, config, spec)
 

@@ -1,0 +1,130 @@
+"""What elastic memory cannot serve is refused before anything starts, with the reason and the remedy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import arguments, flags, preflight
+from sglang_hybrid.engine.pools import refusals
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "dtype": "float32",
+}
+QWEN3_NEXT = {
+    **LLAMA,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> preflight.Model:
+    return inspected(tmp_path_factory.mktemp("models") / "hybrid", QWEN3_NEXT)
+
+
+@pytest.fixture(scope="module")
+def settings(model: preflight.Model) -> dict[str, Any]:
+    """The settings of a server that elastic memory can serve."""
+    rest = ["--model-path", model.path]
+    parsed = arguments.complete(flags.parse_engine(rest), rest, HybridConfig(memory="elastic"), model)[1]
+    return vars(parsed)
+
+
+def inspected(folder: Path, config: dict[str, Any]) -> preflight.Model:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    return preflight.inspect_model(argparse.Namespace(model_path=str(folder), load_format="auto"))
+
+
+def refusal(settings: dict[str, Any], model: preflight.Model, *rest: str, **config: Any) -> str:
+    configured = HybridConfig.from_mapping({"memory": "elastic", **config})
+    with pytest.raises(ConfigError) as refused:
+        refusals.check(argparse.Namespace(**settings), list(rest), configured, model, True)
+    return str(refused.value)
+
+
+def test_elastic_memory_asks_sglang_for_no_sizes(settings: dict[str, Any]) -> None:
+    assert (settings["max_total_tokens"], settings["max_mamba_cache_size"]) == (None, None)
+    assert (settings["mamba_radix_cache_strategy"], settings["max_running_requests"]) == ("extra_buffer", 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("max_total_tokens", 9000, "sizes from the budget"),
+        ("max_mamba_cache_size", 40, "sizes from the budget"),
+        ("disable_radix_cache", True, "the cache must be on"),
+        ("enable_hierarchical_cache", True, "HiCache registers whole buffers"),
+        ("enable_unified_memory", True, "unified pool"),
+        ("enable_linear_replayssm", True, "replay rings"),
+        ("enable_int8_mamba_checkpoint", True, "int8 checkpoints"),
+        ("enable_memory_saver", True, "by itself"),
+        ("enable_mixed_chunk", True, "inside a prefill"),
+        ("speculative_algorithm", "NGRAM", "draft models"),
+        ("disaggregation_mode", "prefill", "PD registers"),
+        ("tp_size", 2, "ranks"),
+        ("kv_cache_dtype", "fp8_e4m3", "scaled KV"),
+        ("mamba_radix_cache_strategy", "extra_buffer_lazy", "mid-decode"),
+    ],
+)
+def test_settings_that_contradict_it(
+    settings: dict[str, Any], model: preflight.Model, name: str, value: Any, reason: str
+) -> None:
+    said = refusal({**settings, name: value}, model)
+    assert reason in said
+    assert f"add --hybrid-memory static: --{name.replace('_', '-')}" in said
+
+
+def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> None:
+    assert "it has no ratio" in refusal(settings, model, "--mamba-full-memory-ratio=0.5")
+
+
+@pytest.mark.parametrize(("key", "value"), [("backend", "stock"), ("eviction", "lru"), ("eviction", "marconi")])
+def test_it_needs_our_cache_and_its_prices(
+    settings: dict[str, Any], model: preflight.Model, key: str, value: str
+) -> None:
+    assert refusal(settings, model, **{key: value}).endswith(f"--hybrid-{key} {value}")
+
+
+def test_it_needs_both_kinds_of_memory(settings: dict[str, Any], tmp_path: Path) -> None:
+    said = refusal(settings, inspected(tmp_path / "llama", LLAMA))
+    assert "not known to have both KV and recurrent states" in said
+
+
+@pytest.mark.parametrize("budget_gb", [0.0001, 0.0002])
+def test_a_budget_too_small_for_one_request(settings: dict[str, Any], model: preflight.Model, budget_gb: float) -> None:
+    assert "--hybrid-cpu-memory-gb" in refusal(settings, model, cpu_memory_gb=budget_gb)
+
+
+def test_static_memory_allows_what_elastic_refuses(settings: dict[str, Any], model: preflight.Model) -> None:
+    allowed = argparse.Namespace(**{**settings, "max_total_tokens": 9000})
+    refusals.check(allowed, [], HybridConfig(), model, True)
