@@ -1,0 +1,192 @@
+"""KV and states over one small budget: real servers, memory that is short all the time, and memory that fails."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support import Client, Prompt, Reference
+from test_prefix_cache import words
+
+from sglang_hybrid.demo.server import Server
+
+pytestmark = pytest.mark.engine
+
+FLAGS = (
+    "--hybrid-memory", "elastic", "--chunked-prefill-size", "512", "--max-running-requests", "6", "--enable-metrics",
+    "--hybrid-memory-idle-s", "0.5", "--hybrid-log-interval-s", "1",
+)  # fmt: skip
+VARIANTS = {
+    "extra_buffer": ("--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
+    "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.012"),
+}
+
+
+class Elastic(Client):
+    """A client of a server whose memory can be made to fail, and that is asked what it uses."""
+
+    def __init__(self, server: Server, faults: Path) -> None:
+        super().__init__(server)
+        self.faults = faults
+
+    def metric(self, name: str, kind: str = "") -> float:
+        text = urllib.request.urlopen(self.server.url + "/metrics", timeout=30).read().decode()
+        label = f'kind="{kind}"' if kind else ""
+        pattern = rf"^sglang:elastic_memory_{name}(?:{{[^}}]*{label}[^}}]*}})? (\S+)$"
+        found = re.search(pattern, text, re.MULTILINE)
+        assert found is not None, f"{name} {kind} is not among the metrics"
+        return float(found[1])
+
+    def used(self) -> float:
+        return self.metric("granules_used", "kv") + self.metric("granules_used", "state")
+
+    def scheduler(self) -> psutil.Process:
+        family = psutil.Process(self.server.process.pid).children(recursive=True)
+        return next(process for process in family if "scheduler" in process.name())
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def client(
+    request: pytest.FixtureRequest, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Elastic]:
+    faults = tmp_path_factory.mktemp("faults")
+    environment = {
+        "PYTHONPATH": str(Path(__file__).parent / "faults"),
+        "ELASTIC_FAULTS": str(faults),
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    }
+    log = faults.parent / f"{request.param}.log"
+    with Server(models("gdn"), [*FLAGS, *VARIANTS[request.param]], log=log, environment=environment) as server:
+        server.wait_ready()
+        yield Elastic(server, faults)
+        text = server.log.read_text()
+        assert "memory: kv" in text, "the log line"
+        assert not re.search("Traceback|leak detected|does not add up", text)
+
+
+def eventually(what: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if what():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def shifting(seed: int) -> list[Prompt]:
+    """Short chats, long documents, short chats; together many times the budget."""
+    rng = random.Random(seed)
+    chats = [words(rng, 300) for _ in range(3)]
+    short = [rng.choice(chats)[: rng.randint(20, 300)] + words(rng, rng.randint(1, 60)) for _ in range(40)]
+    long = [words(rng, rng.randint(1200, 2200)) for _ in range(6)]
+    return [*short[:20], *long, *short[20:]]
+
+
+def test_shifting_load_changes_no_token_and_leaves_no_page(
+    client: Elastic, serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    reference, static, batch = references("gdn"), serve("gdn", "--chunked-prefill-size", "128"), shifting(seed=41)
+    answers = client.generate_all(batch, tokens=16, at_once=8)
+    for prompt, (output, _), (other, _) in zip(batch, answers, static.generate_all(batch, tokens=16), strict=True):
+        reference.assert_greedy(prompt, output, "elastic")
+        reference.assert_same(prompt, output, other, "elastic and static")
+    assert sum(hit for _, hit in answers) > 0
+    assert client.metric("granules_used_max") > 0.7 * client.metric("granules_total")
+    client.flush()
+    assert eventually(lambda: client.metric("granules_resident") == 3), "a column of KV and one of states are pinned"
+    assert client.used() == 3
+    assert client.metric("failures", "map") == 0
+
+
+def test_memory_of_the_process_follows_the_account(client: Elastic) -> None:
+    rng, budget = random.Random(42), client.metric("granules_total")
+    client.generate_all([words(rng, 700) for _ in range(14)], tokens=2, at_once=4)
+    assert eventually(lambda: client.metric("granules_resident") > 0.5 * budget)
+    before = client.scheduler().memory_info().rss
+    granules = client.metric("granules_resident")
+    client.flush()
+    assert eventually(lambda: client.metric("granules_resident") == 3)
+    given_bytes = (granules - 3) * client.metric("granule_bytes")
+    assert before - client.scheduler().memory_info().rss > 0.5 * given_bytes
+
+
+@pytest.mark.parametrize("fault", ["taken", "map"])
+def test_a_request_waits_while_memory_fails(
+    client: Elastic, references: Callable[[str], Reference], fault: str
+) -> None:
+    client.flush()
+    assert eventually(lambda: client.metric("granules_resident") == 3)
+    waits, prompt, answers = client.metric("waits"), words(random.Random(43), 900), []
+    (client.faults / fault).touch()
+    asking = threading.Thread(target=lambda: answers.append(client.generate(prompt)))
+    asking.start()
+    try:
+        assert eventually(lambda: "waits" in client.server.log_tail(40) and waited(client) > waits)
+        assert answers == []
+    finally:
+        (client.faults / fault).unlink()
+        asking.join()
+    references("gdn").assert_greedy(prompt, answers[0][0], fault)
+    assert client.metric("failures", "map") > 0 or fault == "taken"
+
+
+def waited(client: Elastic) -> float:
+    """Waits by the log: a scheduler that only waits runs no pass that would export metrics."""
+    return max((float(n) for n in re.findall(r"(\d+) waits", client.server.log.read_text())), default=0.0)
+
+
+def test_memory_that_fails_in_mid_decode_ends_one_request_at_most(
+    client: Elastic, references: Callable[[str], Reference]
+) -> None:
+    client.flush()
+    prompt, outcome = words(random.Random(44), 100), []
+
+    def ask() -> None:
+        try:
+            outcome.append(client.generate(prompt, tokens=700)[0])
+        except urllib.error.HTTPError as error:
+            outcome.append(error.code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    (client.faults / "taken").touch()
+    try:
+        asking.join(timeout=60)
+    finally:
+        (client.faults / "taken").unlink()
+        asking.join()
+    if outcome[0] != 500:
+        references("gdn").assert_greedy(prompt, outcome[0], "in mid-decode")
+    output, _ = client.generate(prompt)
+    references("gdn").assert_greedy(prompt, output, "afterwards")
+
+
+def test_releasing_memory_under_load_takes_nothing_from_who_runs(
+    client: Elastic, references: Callable[[str], Reference]
+) -> None:
+    rng = random.Random(45)
+    kept = words(rng, 500)
+    client.generate(kept)
+    prompts, answers = [words(rng, 200) for _ in range(3)], []
+    load = threading.Thread(target=lambda: answers.extend(client.generate_all(prompts, tokens=120, at_once=3)))
+    load.start()
+    for _ in range(3):
+        time.sleep(0.4)
+        client.post("/release_memory_occupation", {"tags": ["kv_cache"]})
+        client.post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+    load.join()
+    for prompt, (output, _) in zip(prompts, answers, strict=True):
+        references("gdn").assert_greedy(prompt, output, "released under load")
+    assert client.generate(kept)[1] == 0, "what nobody read is gone"
+    client.post("/release_memory_occupation", {})
+    client.post("/resume_memory_occupation", {})
+    assert eventually(lambda: client.metric("granules_resident") == 3)
