@@ -1,0 +1,131 @@
+"""Supplies and arena against real host memory: what SGLang takes and frees, checked after every random step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sglang_hybrid.core.clock import LogicalClock
+from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+
+COUNTS = st.integers(1, 40)
+
+
+class FailingHost(HostDriver):
+    """Host memory that can be made to run out."""
+
+    failing = False
+
+    def create(self, size_bytes: int) -> int:
+        if self.failing:
+            raise PoolExhausted(f"somebody else has it: {size_bytes}")
+        return super().create(size_bytes)
+
+
+class Arenas(RuleBasedStateMachine):
+    """Takes, gives, reserves, memory failures and returns of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizing = choose(Kinds(256, 2, 4, 20_000), 1 << 20, 4096, 2)
+        self.driver = FailingHost(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+        self.time = LogicalClock()
+        self.arena = Arena(sizing, self.driver, torch.device("cpu"), 1.0, self.time.now)
+        for layout in (sizing.state_layout(sizing.states), sizing.kv_layout(sizing.tokens)):
+            self.arena.open(layout)
+        self.taken: dict[str, list[torch.Tensor]] = {KV: [], STATE: []}
+
+    @rule(name=st.sampled_from([KV, STATE]), count=COUNTS, failing=st.booleans())
+    def take(self, name: str, count: int, failing: bool) -> None:
+        supply = self.arena.supplies[name]
+        could = supply.available
+        self.driver.failing = failing
+        pages = supply.take(count)
+        self.driver.failing = False
+        if pages is not None:
+            assert len(pages) == count
+            self.taken[name].append(pages)
+        else:
+            assert failing or could < count, "what is available can be had"
+
+    @rule(name=st.sampled_from([KV, STATE]), which=st.randoms(use_true_random=False))
+    def give(self, name: str, which: object) -> None:
+        if self.taken[name]:
+            at = which.randrange(len(self.taken[name]))  # type: ignore[attr-defined]
+            self.arena.supplies[name].give(self.taken[name].pop(at))
+
+    @rule(pages=COUNTS, states=COUNTS, failing=st.booleans())
+    def reserve(self, pages: int, states: int, failing: bool) -> None:
+        self.arena.release_held()
+        fits = self.arena.shortfall({KV: pages, STATE: states}) == 0
+        self.driver.failing = failing
+        held = self.arena.reserve({KV: pages, STATE: states})
+        self.driver.failing = False
+        assert held == fits or failing
+        sizes = [len(self.arena.supplies[name].held) for name in (KV, STATE)]
+        assert sizes == ([pages, states] if held else [0, 0]), "both or neither"
+
+    @rule(seconds=st.sampled_from([0.0, 0.6, 2.0]))
+    def settle(self, seconds: float) -> None:
+        self.time.advance(seconds)
+        self.arena.settle()
+
+    @rule()
+    def release(self) -> None:
+        self.arena.release()
+        self.arena.tidy()
+        budget = self.arena.budget
+        assert self.arena.pooled.committed_bytes == budget.used * budget.granule_bytes
+
+    @rule(name=st.sampled_from([KV, STATE]))
+    def clear(self, name: str) -> None:
+        self.arena.supplies[name].clear()
+        self.taken[name] = []
+
+    @invariant()
+    def the_account_adds_up(self) -> None:
+        self.arena.check()
+        for name, supply in self.arena.supplies.items():
+            pages = torch.cat(self.taken[name]) if self.taken[name] else torch.empty(0, dtype=torch.int64)
+            assert supply.taken == len(pages)
+            assert len(np.unique(pages.numpy())) == len(pages)
+            assert 0 not in pages
+            assert self.arena.possible({name: supply.available}, {})
+
+    def teardown(self) -> None:
+        self.arena.pooled.close()
+        self.driver.close()
+
+
+TestArenas = Arenas.TestCase
+TestArenas.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+def test_pages_that_could_be_evicted_count_column_by_column() -> None:
+    sizing = choose(Kinds(256, 2, 1, 20_000), 1 << 20, 4096, 2)
+    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
+    for layout in (sizing.state_layout(sizing.states), sizing.kv_layout(sizing.tokens)):
+        arena.open(layout)
+    tokens = arena.supplies[KV].take(arena.supplies[KV].available)
+    assert tokens is not None
+    assert arena.supplies[STATE].take(arena.supplies[STATE].available) is not None
+    need = {STATE: sizing.states_per_column}
+    column = sizing.kv_column_tokens
+    enough = -(-sizing.state_column_granules // sizing.kv_column_granules)
+    whole = torch.arange(column, (1 + enough) * column)
+    assert not arena.possible(need, {})
+    assert not arena.possible(need, {KV: tokens[::2]}), "every second token frees no granule"
+    assert arena.possible(need, {KV: whole})
+    arena.supplies[KV].give(whole)
+    assert arena.shortfall(need) == 0
+    assert arena.reserve(need)
+    arena.check()
+    arena.pooled.close()
+    driver.close()
