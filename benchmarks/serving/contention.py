@@ -32,7 +32,7 @@ from sglang_hybrid.sim import open_cache
 
 GRID = 64
 RUNNING = 4
-SIZES = {"chat": (28, 60_000), "agents": (26, 60_000), "fewshot": (24, 60_000), "rag": (28, 60_000)}
+SIZES = {"chat": (28, 120_000), "agents": (26, 120_000), "fewshot": (20, 120_000), "rag": (24, 120_000)}
 """Workload -> state slots, tokens of KV."""
 
 Prompt = list[int]
@@ -55,20 +55,20 @@ class Session:
 def sessions(workload: str, rng: random.Random) -> list[Session]:
     """The sessions of a workload, in order of arrival."""
     if workload == "chat":
-        systems = [words(rng, n) for n in (150, 260, 400)]
+        systems = [words(rng, n) for n in (400, 700, 1100)]
         return [Session(rng, rng.choice(systems) + words(rng, rng.randint(20, 160)), rng.randint(4, 14), (20, 160), 24)
                 for _ in range(20)]  # fmt: skip
     if workload == "agents":
-        tools = [words(rng, n) for n in (500, 900)]
+        tools = [words(rng, n) for n in (1200, 2400)]
         return [Session(rng, rng.choice(tools) + words(rng, rng.randint(50, 300)), rng.randint(8, 16), (60, 260), 16)
                 for _ in range(14)]  # fmt: skip
     if workload == "fewshot":
-        templates = [words(rng, rng.randint(300, 1300)) for _ in range(24)]
+        templates = [words(rng, rng.randint(800, 2800)) for _ in range(24)]
         weights = [1 / (rank + 1) for rank in range(24)]
         picks = rng.choices(templates, weights, k=150)
         return [Session(rng, pick + words(rng, rng.randint(20, 80)), 1, (1, 1), 4) for pick in picks]
-    instruction = words(rng, 130)
-    documents = [words(rng, rng.randint(250, 900)) for _ in range(40)]
+    instruction = words(rng, 300)
+    documents = [words(rng, rng.randint(500, 1600)) for _ in range(40)]
     weights = [1 / (rank + 1) for rank in range(40)]
     made = []
     for _ in range(130):

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward, hooks, metrics
+from sglang_hybrid.engine.cache import forward, hooks, kernels, metrics
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
@@ -62,7 +62,10 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     victims = Victims(decisions, types["kv"], types["state"], watches=scores)
     args = compat.resolved(ctx.server_args)
     speculates = bool(getattr(args, "speculative_algorithm", None))
-    step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner)
+    device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)
+    step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner, kernels.ours(device))
+    if ctx.tp_rank == 0:
+        logger.info("kernels of the cache: %s", kernels.describe(device))
     return Driver(
         decisions,
         victims,

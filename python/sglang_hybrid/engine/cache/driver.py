@@ -155,9 +155,8 @@ class Driver:
         if wanted == end and self.grid == 1:
             return wanted if end - start >= _WINDOW else None
         at = start + (wanted - start) // self.step * self.step
-        while at > start and at % self.grid:
-            at -= self.step
-        return at if at - start >= self.step else None
+        at = next((p for p in range(at, start, -self.step) if p % self.grid == 0), start)
+        return at if at - start >= max(self.step, _WINDOW) else None
 
     def _refuse(self, record: Tracked, wanted: int) -> None:
         mark = None if record.arrival is None else record.arrival.marks.get(wanted)

@@ -2,7 +2,8 @@
 
 SGLang's chunked kernels already produce the state at the start of every chunk, and its tracking copies one of them per
 request into a slot of the cache. The copy is an indexed assignment, so a second state of the same request is a second
-row: no kernel changes, on a CPU or a GPU, with or without the extra buffer. Not run on a GPU.
+row: no kernel changes, on a CPU or a GPU, with or without the extra buffer. A state inside a chunk is rolled forward
+from the chunk's start by `sglang_hybrid_kernels.state_at` (kernels.py). Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +28,19 @@ class _Pending:
 
 
 _pending: _Pending | None = None
+_inside: tuple[Any, Any, Any] | None = None
 
 
-def step_tokens(model_runner: Any) -> int:
-    """Tokens between the states that a pass of this model can give back; 0 where only SGLang's own one is possible."""
+def inside_chunks() -> tuple[Any, Any, Any] | None:
+    """States of the running pass that lie inside a chunk: sequences, positions in them, slots; each [n] int64."""
+    return _inside
+
+
+def step_tokens(model_runner: Any, inside: bool = False) -> int:
+    """Tokens between the states that a pass of this model can give back; 0 where only SGLang's own one is possible.
+
+    `inside`: our kernel gives those inside a chunk too.
+    """
     backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
     kind = type(backend).__name__
     if kind == "Mamba2AttnBackend":
@@ -41,7 +51,7 @@ def step_tokens(model_runner: Any) -> int:
         return 0
     if getattr(backend.kernel_dispatcher, "extend_uses_state_checkpoints", False):
         return 0  # FlashInfer plans its snapshots by itself
-    return chunk_tokens(backend)
+    return 1 if inside else chunk_tokens(backend)
 
 
 def chunk_tokens(backend: Any) -> int:
@@ -68,8 +78,8 @@ def carry(_: Any, __: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 
 def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
     """AFTER hook of MambaAttnBackendBase._forward_metadata: add the rows."""
-    global _pending
-    pending, _pending = _pending, None
+    global _inside, _pending
+    pending, _pending, _inside = _pending, None, None
     if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
         return
     lengths = list(forward_batch.extend_seq_lens_cpu or ())
@@ -86,7 +96,7 @@ def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
     window = backend.conv_states_shape[-1]
     plain = type(backend).__name__ != "Mamba2AttnBackend"
     h_src, h_dst, final_src, final_dst, again_seq, again_end, again_dst = ([] for _ in range(7))
-    conv, slots, written = [], [], []
+    conv, slots, written, inside = [], [], [], []
     for row, checkpoint in rows:
         offset = checkpoint.position - prefixes[row]
         if checkpoint.slot is None or not window <= offset <= lengths[row]:
@@ -95,6 +105,8 @@ def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
         if offset == lengths[row]:
             final_src.append(row)
             final_dst.append(slot)
+        elif plain and offset % chunk:
+            inside.append((row, offset, slot))
         elif plain:
             h_src.append(chunks[row] + offset // chunk)
             h_dst.append(slot)
@@ -130,6 +142,9 @@ def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
         add("track_ssm_seq_idx", whole(again_seq))
         add("track_ssm_end_locs", whole(again_end))
         add("track_ssm_recompute_dst", physical(again_dst))
+    if inside:
+        rows_inside, offsets, destinations = map(list, zip(*inside, strict=True))
+        _inside = (whole(rows_inside), whole(offsets), physical(destinations))
     _add_destinations(metadata, forward_batch, physical(slots), len(lengths))
     for checkpoint in written:
         checkpoint.written = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache import forward, kernels
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import tracked
 
@@ -37,7 +37,7 @@ def register() -> list[str]:
     HookRegistry.register(BATCH, forward.carry, HookType.AFTER)
     HookRegistry.register(METADATA, forward.extend, HookType.AFTER)
     HookRegistry.register(DETAILS, details, HookType.AFTER)
-    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS]
+    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS, *kernels.register()]
 
 
 def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
