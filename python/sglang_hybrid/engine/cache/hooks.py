@@ -58,7 +58,9 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     driver.let_go(req)
-    return AddReqResult.NO_TOKEN
+    # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
+    running = adder.running_batch
+    return AddReqResult.NO_TOKEN if running is not None and not running.is_empty() else AddReqResult.OTHER
 
 
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:

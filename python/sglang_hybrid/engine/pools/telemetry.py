@@ -22,6 +22,7 @@ def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {
         ("granule_bytes", ""): arena.sizing.granule_bytes,
         ("granules_total", ""): budget.total,
+        ("granules_pinned", ""): arena.sizing.kv_column_granules + arena.sizing.state_column_granules,
         ("granules_resident", ""): pooled.committed_bytes // arena.sizing.granule_bytes,
         ("granules_used_max", ""): arena.most_used,
         ("granules_resident_max", ""): arena.most_mapped,
