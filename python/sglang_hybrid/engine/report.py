@@ -11,6 +11,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.arguments import slots_per_request
+from sglang_hybrid.engine.cache.hooks import driver_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
         budget = ctx.params.token_to_kv_pool_allocator.budget_bytes
         lines.append(f"  memory       elastic: {_size(budget)} for both together, each figure above is for one alone")
     lines += [
-        f"  cache        backend {config.backend}, {type(cache).__name__}, {_strategy(ctx, args, pools)}",
+        f"  cache        {_policies(cache, config)}, {_strategy(ctx, args, pools, cache)}",
         f"  concurrency  {_concurrency(ctx, args, pools)}",
     ]
     if spec is not None and pools.states and round(pools.bytes_per_state) != spec.checkpoint_bytes:
@@ -91,12 +92,22 @@ def _equal_tokens(pools: Pools) -> str:
     return f"{pools.bytes_per_state / pools.bytes_per_token:,.0f}" if pools.bytes_per_token else "-"
 
 
-def _strategy(ctx: Any, args: Any, pools: Pools) -> str:
+def _policies(cache: Any, config: HybridConfig) -> str:
+    if driver_of(cache) is None:
+        return f"backend {config.backend}, {type(cache).__name__}, SGLang's own decisions"
+    return f"MambaRadixCache, admission {config.admission}, eviction {config.eviction}"
+
+
+def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:
     if ctx.disable_radix_cache:
         return "prefix caching is off"
     page = ctx.params.page_size
     if not pools.states:
         return f"a prefix is reused to the page of {page} tokens"
+    driver = driver_of(cache)
+    if not ctx.params.enable_mamba_extra_buffer and driver is not None and driver.step:
+        inside = "any token" if driver.step == 1 else f"a state every {driver.step} tokens of a prefill"
+        return f"no_buffer: a prefix is reused to {inside}"
     if not ctx.params.enable_mamba_extra_buffer:
         return "no_buffer: a prefix is reused only from the exact end of an earlier prompt or answer"
     grid = compat.checkpoint_grid(ctx.server_args)
