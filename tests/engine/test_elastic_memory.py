@@ -110,6 +110,18 @@ def test_shifting_load_changes_no_token_and_leaves_no_page(
     assert client.metric("failures", "map") == 0
 
 
+def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(
+    client: Elastic, references: Callable[[str], Reference]
+) -> None:
+    rng = random.Random(46)
+    client.generate_all([words(rng, 90) for _ in range(40)], tokens=2, at_once=6)  # states and KV everywhere
+    found = re.search(r"max_total_num_tokens=(\d+)", client.server.log.read_text())
+    assert found is not None
+    prompt = words(rng, min(int(found[1]) - 80, 7000))
+    output, _ = client.generate(prompt, tokens=4)
+    references("gdn").assert_greedy(prompt, output, "as large as the budget")
+
+
 def test_memory_of_the_process_follows_the_account(client: Elastic) -> None:
     rng, budget = random.Random(42), client.metric("granules_total")
     client.generate_all([words(rng, 700) for _ in range(14)], tokens=2, at_once=4)

@@ -95,16 +95,19 @@ class Sizing:
         columns = (self.total - self.kv_column_granules) // self.state_column_granules
         return max(0, columns * self.states_per_column - 1)
 
-    def kv_layout(self, tokens: int) -> Layout:
-        """Layout of a KV pool that reaches `tokens` beside the padding page."""
+    @property
+    def kv_layout(self) -> Layout:
+        """Layout of the KV pool. It has addresses for all of the budget, so that only memory can run short."""
         planes = (Planes(KV, self.kinds.kv_planes, self.kinds.kv_row_bytes),)
-        page = self.kinds.page_tokens
-        return Layout(KV, planes, -(-tokens // page) * page + page, self.granule_bytes, page, pinned_pages=1)
+        slots = self.total // self.kv_column_granules * self.kv_column_tokens
+        return Layout(KV, planes, slots, self.granule_bytes, self.kinds.page_tokens, pinned_pages=1)
 
-    def state_layout(self, states: int) -> Layout:
-        """Layout of a state pool that reaches `states` beside the padding slot."""
+    @property
+    def state_layout(self) -> Layout:
+        """Layout of the state pool, with addresses for all of the budget."""
         planes = (Planes(STATE, 1, self.state_slot_bytes),)
-        return Layout(STATE, planes, states + 1, self.granule_bytes, pinned_pages=1)
+        slots = self.total // self.state_column_granules * self.states_per_column
+        return Layout(STATE, planes, slots, self.granule_bytes, pinned_pages=1)
 
 
 def choose(kinds: Kinds, total_bytes: int, base_bytes: int, request_states: int, least_bytes: int = 32 << 10) -> Sizing:

@@ -37,7 +37,7 @@ class Arenas(RuleBasedStateMachine):
         self.driver = FailingHost(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
         self.time = LogicalClock()
         self.arena = Arena(sizing, self.driver, torch.device("cpu"), 1.0, self.time.now)
-        for layout in (sizing.state_layout(sizing.states), sizing.kv_layout(sizing.tokens)):
+        for layout in (sizing.state_layout, sizing.kv_layout):
             self.arena.open(layout)
         self.taken: dict[str, list[torch.Tensor]] = {KV: [], STATE: []}
 
@@ -111,7 +111,7 @@ def test_pages_that_could_be_evicted_count_column_by_column() -> None:
     sizing = choose(Kinds(256, 2, 1, 20_000), 1 << 20, 4096, 2)
     driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
     arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
-    for layout in (sizing.state_layout(sizing.states), sizing.kv_layout(sizing.tokens)):
+    for layout in (sizing.state_layout, sizing.kv_layout):
         arena.open(layout)
     tokens = arena.supplies[KV].take(arena.supplies[KV].available)
     assert tokens is not None

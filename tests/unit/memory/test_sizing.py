@@ -32,7 +32,7 @@ def test_a_chosen_size_serves_one_request_and_shares_no_granule(
         sizing = choose(Kinds(row, planes, page, state_bytes), total_mib << 20, 4096, request_states)
     except ConfigError:
         return  # too small; another test looks at what it says
-    kv, state = sizing.kv_layout(sizing.tokens), sizing.state_layout(sizing.states)
+    kv, state = sizing.kv_layout, sizing.state_layout
     assert kv.exclusive
     assert state.exclusive
     assert (kv.column_slots, kv.column_granules) == (sizing.kv_column_tokens, sizing.kv_column_granules)
@@ -70,7 +70,7 @@ def test_a_granule_wastes_little() -> None:
     sizing = choose(Kinds(1024, 24, 1, 78_000_000), 60 << 30, 2 << 20, 3)
     assert sizing.granule_bytes % (2 << 20) == 0
     assert sizing.state_slot_bytes / 78_000_000 < 1.03
-    assert (sizing.kv_layout(64).name, sizing.state_layout(1).name) == (KV, STATE)
+    assert (sizing.kv_layout.name, sizing.state_layout.name) == (KV, STATE)
 
 
 def test_clear_takes_back_all_but_the_pinned_pages() -> None:

@@ -52,15 +52,20 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     driver = driver_of(adder.tree_cache)
     if driver is None:
         return original(adder, req, *args, **kwargs)
-    capacity = driver.capacity
-    if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
-        return original(adder, req, *args, **kwargs)
     from sglang.srt.managers.schedule_policy import AddReqResult
 
-    driver.let_go(req)
+    result, capacity = AddReqResult.NO_TOKEN, driver.capacity
+    if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
+        result = original(adder, req, *args, **kwargs)
+    else:
+        driver.let_go(req)
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
-    running = adder.running_batch
-    return AddReqResult.NO_TOKEN if running is not None and not running.is_empty() else AddReqResult.OTHER
+    return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
+
+
+def nobody_runs(adder: Any) -> bool:
+    """Whether no request is in its decode."""
+    return adder.running_batch is None or bool(adder.running_batch.is_empty())
 
 
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:

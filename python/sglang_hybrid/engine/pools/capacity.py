@@ -14,6 +14,7 @@ import torch
 
 from sglang_hybrid.core.errors import HybridError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.cache.hooks import nobody_runs
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.candidates import Candidate, Candidates
@@ -23,7 +24,7 @@ from sglang_hybrid.prefix.serving import Pool
 logger = logging.getLogger(__name__)
 
 _EVERYTHING = 1 << 40
-_CHECKPOINTS = 2
+CHECKPOINTS = 2
 """States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
 
 
@@ -51,10 +52,13 @@ class Capacity:
         self._meet(adder)
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
         new = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
+        states = self.driver.states_needed(req)
         if tokens + new + adder.page_size >= adder.rem_total_tokens:  # SGLang's forecast of running requests
-            return False
+            if adder.can_run_list or not nobody_runs(adder):
+                return False
+            self._clear_for(_pages(tokens + new, adder.page_size), states, req.last_node)
         chunk = tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
-        return self._admit(_pages(chunk, adder.page_size), self.driver.states_needed(req), req.last_node)
+        return self._admit(_pages(chunk, adder.page_size), states, req.last_node)
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
         """Whether the next chunk of `req`, which has its states, may run; then its pages are held."""
@@ -67,13 +71,23 @@ class Capacity:
             self._adder = adder
             self.begin_pass()
 
+    def _clear_for(self, pages: int, states: int, node: Any) -> None:
+        """Evict for all of a request that has the machine to itself: forecasts of evictable memory are coarse."""
+        cache = self.driver.cache
+        lock = cache.inc_lock_ref(node)
+        try:
+            self.arena.release_held()
+            self._evict_for({KV: pages, STATE: states + CHECKPOINTS})
+        finally:
+            cache.dec_lock_ref(node, lock.to_dec_params())
+
     def _admit(self, pages: int, states: int, node: Any) -> bool:
         """Hold what one more request of this pass needs, all of it or nothing; `node` is the end of its prefix."""
         cache = self.driver.cache
         need = {KV: self.promised[KV] + pages, STATE: self.promised[STATE] + states}
         lock = cache.inc_lock_ref(node)
         try:
-            more = {**need, STATE: need[STATE] + _CHECKPOINTS}
+            more = {**need, STATE: need[STATE] + CHECKPOINTS}
             held = self._secure(more) or self._secure(need)
         finally:
             cache.dec_lock_ref(node, lock.to_dec_params())

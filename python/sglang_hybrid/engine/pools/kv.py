@@ -38,9 +38,8 @@ class ElasticKV(MHATokenToKVPool):
 
     def _create_buffers_normal(self) -> None:
         arena = arenas.current()
-        layout = arena.sizing.kv_layout(self.size)
+        layout = arena.sizing.kv_layout
         self.supply, first_plane = arena.open(layout)
         row = (self.head_num, self.head_dim)
         planes = plane_tensors(arena.pooled, layout, layout.planes[0], first_plane, row, self.store_dtype, arena.device)
-        reach = [plane[: self.size + self.page_size] for plane in planes]
-        self.k_buffer, self.v_buffer = reach[: self.layer_num], reach[self.layer_num :]
+        self.k_buffer, self.v_buffer = planes[: self.layer_num], planes[self.layer_num :]

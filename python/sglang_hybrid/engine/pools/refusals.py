@@ -95,7 +95,7 @@ def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None
     layers = max(1, spec.layer_counts.get("attention", 1))
     row_bytes = spec.kv_bytes_per_token // (2 * layers)
     page = namespace.page_size or 1
-    states = 3 if namespace.mamba_radix_cache_strategy in ("extra_buffer", "auto") else 1
+    states = 3 if namespace.mamba_radix_cache_strategy == "no_buffer" else 4  # its own, and checkpoints of a pass
     sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, 4096, states)
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(

@@ -15,6 +15,7 @@ from sglang_hybrid.device.cuda import CudaDriver
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
+from sglang_hybrid.engine.pools.capacity import CHECKPOINTS
 from sglang_hybrid.memory.sizing import Kinds, Sizing, choose
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -
     device = torch.device(configurator.device)
     budget_bytes = config.cpu_memory_bytes if device.type == "cpu" else int(total_rest_gib * (1 << 30))
     base = _HOST_BASE_BYTES if device.type == "cpu" else _CUDA_BASE_BYTES
-    need = request_states(lambda: 0, configurator)
+    need = request_states(lambda: 0, configurator) + CHECKPOINTS
     sizing = choose(kinds(configurator), budget_bytes, base, need)
     arenas.create(arenas.Arena(sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic))
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)

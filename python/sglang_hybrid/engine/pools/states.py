@@ -27,14 +27,13 @@ class ElasticStates(MambaPool):
         stock = [*self.mamba_cache.conv, self.mamba_cache.temporal]
         if not all(tensor.is_contiguous() for tensor in stock):
             raise ConfigError("states of this platform have a layout of their own; add --hybrid-memory static: conv")
-        layout = arena.sizing.state_layout(size)
+        layout = arena.sizing.state_layout
         self.supply, first_plane = arena.open(layout)
         rows = [Rows(tensor.shape[0], tuple(tensor.shape[2:]), tensor.dtype) for tensor in stock]
         tensors = page_major_tensors(arena.pooled, layout, first_plane, rows, arena.device)
-        reach = [tensor[:, : size + 1] for tensor in tensors]
-        for tensor in reach:
+        for tensor in tensors:
             tensor[:, 0].zero_()
-        self.mamba_cache = self.State(conv=reach[:-1], temporal=reach[-1])
+        self.mamba_cache = self.State(conv=tensors[:-1], temporal=tensors[-1])
         self._size = size
 
     @property
