@@ -88,6 +88,16 @@ def test_a_declared_boundary_serves_the_second_sighting(serve: Callable[..., Cli
     assert cached(ask(client, shared + words(rng, 90))) == at
 
 
+def test_pages_of_64_tokens(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
+    client, reference = serve("gdn", *flags("extra_buffer"), "--page-size", "64"), references("gdn")
+    batch = prompts(seed=19, count=40)
+    answers = client.generate_all(batch)
+    assert sum(hit for _, hit in answers) > 0
+    assert all(hit % 64 == 0 for _, hit in answers)
+    for prompt, (output, _) in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, output, "page 64")
+
+
 def test_a_boundary_outside_the_prompt_is_refused_for_that_request_alone(serve: Callable[..., Client]) -> None:
     client, prompt = serve("gdn", *flags("extra_buffer")), words(random.Random(13), 50)
     for bad in ([51], [0], ["10"], 7):

@@ -48,6 +48,9 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
 def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str, Any]) -> Driver:
     """The driver of one scheduler process."""
     admits, scores = config.admission != UPSTREAM, config.eviction != LRU
+    if ctx.enable_hierarchical_cache and scores:
+        logger.warning("with a hierarchical cache SGLang's own order of eviction stays: ours was not run with one yet")
+        scores = False
     policy = (
         spec,
         config.admission if admits else "judicious",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cpu import causal_conv, checkpoint, extra_buffer, fused, granite, mamba2, norm, pinning
+from sglang_hybrid.engine.cpu import causal_conv, checkpoint, extra_buffer, fused, granite, mamba2, norm, pages, pinning
 
 _OPS = "sglang.kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton."
@@ -23,7 +23,10 @@ REPLACED: dict[str, Callable[..., Any]] = {
 }
 """Functions that launch a Triton kernel whatever the device is -> what runs in their place."""
 
+_PAGES = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
 WRAPPED: dict[str, Callable[..., Any]] = {
+    _PAGES + "alloc_extend": pages.alloc_extend,
+    _PAGES + "alloc_decode": pages.alloc_decode,
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode": pinning.without_pinning,
 }
 
