@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tree  # noqa: F401 - puts the CPU platform in place before SGLang is imported
 from support import Client
-from test_prefix_cache import FIRST, GRID, LAST, words
+from test_prefix_cache import FIRST, GRID, LAST, STRATEGIES, words
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
@@ -26,9 +26,8 @@ INTERVALS = {"extra_buffer": 256, "no_buffer": 1}
 """Tokens between the states that decoding saves."""
 
 
-def whole(strategy: str) -> tuple[str, ...]:
-    """Flags under which every prompt of the kit is computed in one chunk, as its expectations assume."""
-    return ("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", "8192")
+FLAGS = {"extra_buffer": ("--chunked-prefill-size", "8192"), "no_buffer": STRATEGIES["no_buffer"]}
+"""With the extra buffer the kit expects that a prompt is computed in one chunk."""
 
 
 class SmallVocabulary(random.Random):
@@ -50,7 +49,7 @@ def kit() -> Any:
 def test_branching(serve: Callable[..., Client]) -> None:
     """The first and second request miss, the third is served to the branch."""
     mixin = importlib.import_module("sglang.test.kits.prefix_cache_branching_kit").PrefixCacheBranchingMixin
-    client = serve("gdn", *whole("extra_buffer"))
+    client = serve("gdn", *FLAGS["extra_buffer"])
 
     class Kit(mixin):  # type: ignore[misc]
         cache_chunk_size = GRID
@@ -71,7 +70,7 @@ def test_branching(serve: Callable[..., Client]) -> None:
 @pytest.mark.parametrize("name", ["prefill_cache_hit_branching", "decode_cache_hit_branching", "logprobs_match"])
 def test_multiturn(serve: Callable[..., Client], kit: Any, name: str, strategy: str) -> None:
     """Log-probabilities of cached turns equal those of a replay from an empty cache, branches interleaved."""
-    client, rng = serve("gdn", *whole(strategy)), random.Random(41)
+    client, rng = serve("gdn", *FLAGS[strategy]), random.Random(41)
     asserts = importlib.import_module("sglang.test.kl_multiturn_utils")
 
     class Kit(kit.UnifiedRadixTreeTestMixin):  # type: ignore[misc, name-defined]
