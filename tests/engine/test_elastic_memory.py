@@ -117,8 +117,9 @@ def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(
     client.generate_all([words(rng, 90) for _ in range(40)], tokens=2, at_once=6)  # states and KV everywhere
     found = re.search(r"max_total_num_tokens=(\d+)", client.server.log.read_text())
     assert found is not None
-    prompt = words(rng, min(int(found[1]) - 80, 7000))
+    prompt = words(rng, min(int(found[1]) - 256, 7000))
     output, _ = client.generate(prompt, tokens=4)
+    assert len(output) == 4
     references("gdn").assert_greedy(prompt, output, "as large as the budget")
 
 

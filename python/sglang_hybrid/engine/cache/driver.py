@@ -74,6 +74,8 @@ class Driver:
 
     def spare_states(self) -> bool:
         """Whether states may be taken that nobody asked for: an eighth of the pool and four slots are free."""
+        if self.capacity is not None:
+            return bool(self.capacity.spare_states())
         return bool(self.states.available_size() > self.states.size // 8 + 4)
 
     def plan(self, batch: Any) -> None:

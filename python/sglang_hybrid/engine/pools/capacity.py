@@ -103,6 +103,15 @@ class Capacity:
             {STATE: self.promised[STATE] + 1}
         )
 
+    def spare_states(self) -> bool:
+        """Whether states may be taken that nobody asked for: free memory and unreferenced states are the measure.
+
+        Memory is always full of something; such a state displaces the least valuable bytes, soon another of its kind.
+        """
+        states = self.arena.supplies[STATE]
+        could = states.available + self.driver.cache.mamba_evictable_size()
+        return bool(could > states.pool.layout.slots // 8 + 4)
+
     def secure_states(self, count: int) -> bool:
         """Hold `count` states beside those promised to the pass, evicting if need be; whether they are held."""
         states = self.arena.supplies[STATE]
