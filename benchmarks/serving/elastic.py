@@ -157,8 +157,8 @@ def steady(clients: dict[str, Client], repeats: int) -> dict[str, list[dict[str,
     return samples
 
 
-def summarise(rows: list[dict[str, Any]], resident: list[dict[str, Any]], moves: Any) -> dict[str, Any]:
-    """Medians over repeats by phase and server, the whole by server, and paired ratios where nothing moves."""
+def summarise(rows: list[dict[str, Any]], resident: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over repeats by phase and server, the whole by server, and resident bytes."""
     servers = list(dict.fromkeys(row["server"] for row in rows))
     repeats = sorted({row["repeat"] for row in rows})
     keys = ("requests_per_s", "tokens_per_s", "computed_tokens")
@@ -183,20 +183,16 @@ def summarise(rows: list[dict[str, Any]], resident: list[dict[str, Any]], moves:
         }
     peak = {n: max(r["resident_bytes"] for r in resident if r["server"] == n) for n in servers}
     last = {n: [r["resident_bytes"] for r in resident if r["server"] == n][-1] for n in servers}
-    ratios = {
-        kind: provenance_ratio([a[kind] / b[kind] for a, b in zip(moves["elastic"], moves["static"], strict=True)])
-        for kind in ("prefill", "decode")
-    }
-    return {
-        "by_phase": by_phase,
-        "whole": whole,
-        "resident_peak_bytes": peak,
-        "resident_after_flush_bytes": last,
-        "elastic_to_static_when_nothing_moves": ratios,
-    }
+    return {"by_phase": by_phase, "whole": whole, "resident_peak_bytes": peak, "resident_after_flush_bytes": last}
 
 
-def provenance_ratio(pairs: list[float]) -> dict[str, float]:
+def compare(moves: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Paired ratios of elastic to static where nothing moves."""
+    pairs = list(zip(moves["elastic"], moves["static"], strict=True))
+    return {kind: ratio([a[kind] / b[kind] for a, b in pairs]) for kind in ("prefill", "decode")}
+
+
+def ratio(pairs: list[float]) -> dict[str, float]:
     """Median of paired ratios with the 95 % interval of a bootstrap over pairs."""
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
@@ -220,28 +216,41 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steady-repeats", type=int, default=20)
     parser.add_argument("--budget-mb", type=float, default=7.0)
+    parser.add_argument("--part", choices=("shifting", "steady", "both"), default="both")
     options = parser.parse_args()
-    budget_bytes = int(options.budget_mb * 1e6)
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.build(Path(scratch) / "gdn", "gdn")
-        config = json.loads((folder / "config.json").read_text())
-        spec = from_config(config).with_dtypes(kv_dtype="float32", conv_dtype="float32")
-        names = ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
-        servers = {name: server_flags(name, budget_bytes, spec) for name in names}
-        with ExitStack() as stack:
-            rows, resident = shifting(start(folder, Path(scratch), stack, servers), options.repeats)
-        ample = {"elastic": ["--hybrid-memory", "elastic"], "static": []}
-        with ExitStack() as stack:
-            moves = steady(start(folder, Path(scratch), stack, ample), options.steady_repeats)
-    summary = summarise(rows, resident, moves)
+        if options.part != "steady":
+            measure_shifting(folder, Path(scratch), int(options.budget_mb * 1e6), options.repeats)
+        if options.part != "shifting":
+            measure_steady(folder, Path(scratch), options.steady_repeats)
+
+
+def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:
+    spec = from_config(json.loads((folder / "config.json").read_text())).with_dtypes(
+        kv_dtype="float32", conv_dtype="float32"
+    )
+    servers = {
+        name: server_flags(name, budget_bytes, spec) for name in ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
+    }
+    with ExitStack() as stack:
+        rows, resident = shifting(start(folder, logs, stack, servers), repeats)
+    settings = {"model": "gdn", "budget_bytes": budget_bytes, "servers": servers, "repeats": repeats}
+    publish("elastic", settings, summarise(rows, resident), {"rows": rows, "resident": resident})
+
+
+def measure_steady(folder: Path, logs: Path, repeats: int) -> None:
+    servers = {"elastic": ["--hybrid-memory", "elastic"], "static": []}
+    with ExitStack() as stack:
+        moves = steady(start(folder, logs, stack, servers), repeats)
+    publish("elastic-steady", {"model": "gdn", "servers": servers, "repeats": repeats}, compare(moves), {"rows": moves})
+
+
+def publish(name: str, settings: dict[str, Any], summary: dict[str, Any], raw: dict[str, Any]) -> None:
     print(json.dumps(summary, indent=1))
-    settings = {
-        "model": "gdn", "budget_bytes": budget_bytes, "servers": servers, "repeats": options.repeats,
-        "seed": "by repeat and phase", "columns": "README.md",
-    }  # fmt: skip
     head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
-    result = {**head, **settings, "summary": summary, "rows": rows, "resident": resident, "steady": moves}
-    print(provenance.write("serving", "elastic", result))
+    seed = {"seed": "by repeat and phase", "columns": "benchmarks/serving/README.md"}
+    print(provenance.write("serving", name, {**head, **settings, **seed, "summary": summary, **raw}))
 
 
 if __name__ == "__main__":
