@@ -17,7 +17,7 @@ DOORS = (
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache",
     "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.release_memory_occupation",
 )
-"""What elastic memory builds on beside compat.DOORS; SGLang 0.5.17 lacks some of it."""
+"""What elastic memory builds on beside compat.DOORS; 0.5.17 lacks some of it."""
 
 _SIZES = {
     "max_total_tokens": "--max-total-tokens",
@@ -56,6 +56,8 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         raise _refusal("only our cache can evict across kinds", f"--hybrid-backend {config.backend}")
     if config.eviction != "forecast":
         raise _refusal("only forecast prices KV and states in one currency", f"--hybrid-eviction {config.eviction}")
+    if compat.engine_version() != compat.PRIMARY:
+        raise _refusal(f"it was run with SGLang {compat.PRIMARY} only", compat.engine_version())
     if missing := compat.missing_doors(DOORS):
         raise _refusal(f"SGLang {compat.engine_version()} lacks what it builds on", ", ".join(missing))
     _check_flags(namespace, rest)

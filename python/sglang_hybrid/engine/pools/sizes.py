@@ -42,6 +42,8 @@ def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -
 
     device = torch.device(configurator.device)
     budget_bytes = config.cpu_memory_bytes if device.type == "cpu" else int(total_rest_gib * (1 << 30))
+    if device.type != "cpu":
+        logger.warning("elastic memory was not run on a GPU before; --hybrid-memory static is what was")
     base = _HOST_BASE_BYTES if device.type == "cpu" else _CUDA_BASE_BYTES
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
     sizing = choose(kinds(configurator), budget_bytes, base, need)
