@@ -29,6 +29,11 @@ def age_bin(age_s: float) -> int:
     return max(0, bisect_right(EDGES_LIST, age_s) - 1)
 
 
+def flat(values: FloatArray) -> "memoryview[float]":
+    """The memory of a contiguous array as one row: single elements cost a third of what the array takes for them."""
+    return values.data.cast("B").cast("d")
+
+
 class ReuseTable:
     """Event counts, hazards and index values of reuse classes.
 
@@ -48,6 +53,8 @@ class ReuseTable:
         self.events: FloatArray = np.zeros((self.classes, BINS))
         self.passed: FloatArray = np.zeros((self.classes, BINS))
         self.index: FloatArray = np.full((self.classes, BINS), 1e-6)
+        self._event_counts = flat(self.events)  # the same floats, by class * BINS + bin
+        self._passed_counts = flat(self.passed)
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
@@ -57,9 +64,8 @@ class ReuseTable:
 
     def record_use(self, reuse_class: int, at_bin: int, since_bin: int = 0) -> None:
         """A mark of `reuse_class` was used again in `at_bin`, and had passed the bins from `since_bin` on unused."""
-        self.passed[reuse_class, since_bin:at_bin] += 1.0
-        self.events[reuse_class, at_bin] += 1.0
-        self._stale[reuse_class] = None
+        self.record_passed(reuse_class, since_bin, at_bin)
+        self._event_counts[reuse_class * BINS + at_bin] += 1.0
         self._since_decay += 1
         if self._since_decay >= self._half_life / 8:
             self._since_decay = 0
@@ -68,7 +74,9 @@ class ReuseTable:
 
     def record_passed(self, reuse_class: int, since_bin: int, to_bin: int) -> None:
         """A mark of `reuse_class` outlived the bins [since_bin, to_bin) unused."""
-        self.passed[reuse_class, since_bin:to_bin] += 1.0
+        counts = self._passed_counts
+        for at in range(reuse_class * BINS + since_bin, reuse_class * BINS + to_bin):
+            counts[at] += 1.0  # one by one: a slice of an array costs more than it holds
         self._stale[reuse_class] = None
 
     def refresh(self) -> None:
