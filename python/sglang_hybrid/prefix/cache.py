@@ -316,9 +316,10 @@ class PrefixCache:
                 if node.state is None:
                     stack.extend(node.children.values())
             tree.rebased.clear()
-        for node in tree.changed.values():
-            self._put(node)
-        tree.changed.clear()
+        if tree.changed:
+            for node in tree.changed.values():
+                self._put(node)
+            tree.changed.clear()
 
     def _put(self, node: Node[Mark]) -> None:
         evictable = node.is_leaf if self.tree.kv_only else node.state is not None
@@ -348,17 +349,14 @@ def candidate(node: Node[Mark]) -> Candidate:
     if parent is None:
         raise InvariantError(f"the root is not evictable: node {node.id}")
     use = mark if mark is None else mark.heir or mark
+    base = parent if parent.state is not None else node.base()
+    children = len(node.children)
+    freed = 0 if children else node.end - parent.end
+    if mark is None or use is None:
+        return Candidate(node.id, node.end, base.end, parent.end, freed, 0, children, node.last_s, 0, 0, False, 0)
+    superseded = use.kind is Kind.SUPERSEDED
+    # fields in order: by name they take twice the time
     return Candidate(
-        id=node.id,
-        end_tokens=node.end,
-        base_tokens=node.base().end,
-        parent_tokens=parent.end,
-        freed_kv_tokens=0 if node.children else int(node.tokens.size),
-        states=0 if mark is None else 1,
-        children=len(node.children),
-        last_s=node.last_s if use is None else use.last_s,
-        touch=0 if mark is None else mark.touch,
-        hits=0 if mark is None else mark.hits,
-        superseded=use is not None and use.kind == Kind.SUPERSEDED,
-        reuse_class=0 if use is None else use.reuse_class,
-    )
+        node.id, node.end, base.end, parent.end, freed, 1, children,
+        use.last_s, mark.touch, mark.hits, superseded, use.reuse_class,
+    )  # fmt: skip

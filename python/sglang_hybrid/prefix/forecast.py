@@ -34,8 +34,9 @@ class ForecastIndex:
         self._now = 0.0
 
     def put(self, candidate: Candidate) -> None:
-        self._now = max(self._now, candidate.last_s)
-        value = max(density(self._policy.model, candidate), 1e-300)
+        if candidate.last_s > self._now:
+            self._now = candidate.last_s
+        value = density(self._policy.model, candidate) or 1e-300
         self._heaps.put(candidate.id, candidate.reuse_class, candidate.last_s, value, self._now)
 
     def discard(self, candidate_id: int) -> None:

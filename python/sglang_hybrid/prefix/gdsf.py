@@ -12,7 +12,7 @@ from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
 def density(model: ModelSpec, candidate: Candidate) -> float:
     """FLOPs lost per byte freed if `candidate` goes and requests restart at its base instead."""
     freed = candidate.freed_kv_tokens * model.kv_bytes_per_token + candidate.states * model.checkpoint_bytes
-    return model.prefill_flops(candidate.end_tokens, candidate.base_tokens) / max(1, freed)
+    return model.prefill_flops(candidate.end_tokens, candidate.base_tokens) / (freed or 1)
 
 
 def densities(model: ModelSpec, candidates: Candidates) -> FloatArray:
