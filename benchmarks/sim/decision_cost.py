@@ -1,13 +1,14 @@
 """What one decision costs: match, insert and evict against the number of cached leaves, and bytes per remembered token.
 
-    python benchmarks/sim/decision_cost.py --leaves 1000,4000,40000 --policies lru,forecast
+    python benchmarks/sim/decision_cost.py --leaves 1000,4000,40000,400000 --policies tree,lru,forecast
 
 A cache is filled until it holds `leaves` checkpoints and evicts on every commit; then `--requests` more are timed. A
 request is 256 tokens or more: half start with one of 64 shared beginnings of 128 tokens, half continue a recent
 sequence by 128.
 Columns, microseconds of processor time of the thread (wall time beside it; a busy machine shows there):
 `match` = lookup; `commit` = match, insert, admission, as many evictions as needed; `learn` = the part of commit spent
-in the ghost history (serving can do it after the response); `decide` = match + commit - learn.
+in the ghost history (serving can do it after the response); `decide` = match + commit - learn. The policy `tree` is no
+policy but the floor: validation, match, insert and removal of the oldest leaf in the bare tree, nothing decided.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.cache import PrefixCache
 from sglang_hybrid.prefix.history import PRIORS, History, Sighting
 from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens
 from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.sim.cache import open_cache
 
@@ -121,6 +122,38 @@ def measure(policy: str, leaves: int, count: int, seed: int) -> dict[str, Any]:
     return found | row
 
 
+def floor(leaves: int, count: int, seed: int) -> dict[str, Any]:
+    """The bare tree under the same load: match, then insert one leaf and drop the oldest."""
+    requests, tree, order = Requests(seed), RadixTree[int](), deque[Any]()
+
+    def step(tokens: Tokens) -> None:
+        leaf = tree.insert(as_tokens(tokens), 0.0)
+        tree.attach(leaf, 0)
+        order.append(leaf)
+        if len(order) > leaves:
+            tree.drop(order.popleft())
+        tree.changed.clear()
+        tree.rebased.clear()
+
+    gc.disable()
+    for _ in range(leaves + 100):
+        step(requests.next())
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    cpu, wall = np.zeros(count), np.zeros(count)
+    for i in range(count):
+        tokens = requests.next()
+        w0, c0 = time.perf_counter(), time.thread_time()
+        tree.match(as_tokens(tokens[:-16]))
+        step(tokens)
+        cpu[i], wall[i] = time.thread_time() - c0, time.perf_counter() - w0
+    gc.unfreeze()
+    row = {"policy": "tree", "leaves": leaves, "checkpoints": tree.states, "nodes": tree.nodes}
+    row["kv_tokens"] = tree.kv_tokens
+    return row | {"cpu_us": {"decide": percentiles(cpu)}, "wall_us": {"decide": percentiles(wall)}}
+
+
 def memory(sequences: int, seed: int) -> dict[str, Any]:
     """Bytes per token of the cache tree and of the ghost history, Python objects included (tracemalloc)."""
     result: dict[str, Any] = {"sequences": sequences, "bound_token_bytes": 8}
@@ -179,7 +212,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leaves", default="1000,4000,40000")
-    parser.add_argument("--policies", default="lru,superseded,gdsf,marconi:1,forecast")
+    parser.add_argument("--policies", default="tree,lru,superseded,gdsf,marconi:1,forecast")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--memory-sequences", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -188,7 +221,8 @@ def main() -> None:
     for policy in arguments.policies.split(","):
         for leaves in map(int, arguments.leaves.split(",")):
             start = time.perf_counter()
-            rows.append(measure(policy, leaves, arguments.requests, arguments.seed))
+            what = (leaves, arguments.requests, arguments.seed)
+            rows.append(floor(*what) if policy == "tree" else measure(policy, *what))
             print(policy, leaves, rows[-1]["cpu_us"], f"{time.perf_counter() - start:.0f} s", flush=True)
     result = head("numpy") | {"seed": arguments.seed, "requests": arguments.requests, "columns": __doc__, "rows": rows}
     result["memory"] = memory(arguments.memory_sequences, arguments.seed)
