@@ -212,6 +212,8 @@ class PrefixCache:
         Pure KV has no checkpoints: every node of the path gets a mark instead, and counts as used.
         """
         known = {} if prefill.sighting is None else dict(prefill.sighting.marks)
+        if not known and not self.tree.kv_only:
+            return
         node = leaf
         while node.parent is not None:
             if self.tree.kv_only and node.state is None:
@@ -322,8 +324,8 @@ class PrefixCache:
             tree.changed.clear()
 
     def _put(self, node: Node[Mark]) -> None:
-        evictable = node.is_leaf if self.tree.kv_only else node.state is not None
-        if node.parent is None or node.locks or not evictable or node.id in self._held:
+        evictable = not node.children if self.tree.kv_only else node.state is not None
+        if not evictable or node.parent is None or node.locks or node.id in self._held:
             if self._nodes.pop(node.id, None) is not None:
                 self._index.discard(node.id)
             return

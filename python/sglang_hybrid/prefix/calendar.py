@@ -174,6 +174,9 @@ class AgingHeaps:
 
     def _clean(self, heap: list[_Item], bucket: int) -> None:
         """Pop stale tuples until the head of `heap` stands for an entry of `bucket`."""
+        if not self._live[bucket]:  # nothing stands for anything: no need to look one by one
+            self._stored -= len(heap)
+            heap.clear()
         entries = self._entries
         while heap:
             item = heap[0]

@@ -52,6 +52,9 @@ class RecencyQueues:
         self._insert(self._queues[queue], candidate.id, candidate.touch)
 
     def _insert(self, entries: OrderedDict[int, int], candidate_id: int, touch: int) -> None:
+        if not entries or entries[next(reversed(entries))] <= touch:
+            entries[candidate_id] = touch
+            return
         later: list[int] = []
         for other in reversed(entries):
             if entries[other] <= touch or len(later) == self._SCAN:
