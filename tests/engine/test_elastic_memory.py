@@ -141,13 +141,16 @@ def test_a_request_waits_while_memory_fails(
 ) -> None:
     client.flush()
     assert eventually(client.is_empty)
-    waits, prompt, answers = client.metric("waits"), words(random.Random(43), 900), []
+    waits, prompt, answers = max(client.metric("waits"), waited(client)), words(random.Random(43), 900), []
     (client.faults / fault).touch()
     asking = threading.Thread(target=lambda: answers.append(client.generate(prompt)))
     asking.start()
     try:
-        assert eventually(lambda: "waits" in client.server.log_tail(40) and waited(client) > waits)
-        assert answers == []
+        if fault == "taken":
+            assert eventually(lambda: waited(client) > waits)
+            assert answers == []
+        else:  # every second mapping works: half a grant is rolled back, and trying again gets there
+            assert eventually(lambda: bool(answers))
     finally:
         (client.faults / fault).unlink()
         asking.join()
