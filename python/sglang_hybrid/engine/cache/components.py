@@ -46,6 +46,23 @@ class _Ordered:
         driver = self.driver
         return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
 
+    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().acquire_component_lock(node, *args, **kwargs)
+
+    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().release_component_lock(node, *args, **kwargs)
+
+    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._changed(node)
+        return super().commit_hicache_transfer(node, *args, **kwargs)
+
+    def _changed(self, node: Any) -> None:
+        """Remember that the price of `node` may be another one."""
+        if self.driver is not None:
+            self.driver.victims.touch(node)
+
 
 class HybridFull(_Ordered, FullComponent):
     """KV: what leaves next is the leaf that is worth least per byte."""
@@ -96,23 +113,10 @@ class HybridFull(_Ordered, FullComponent):
         self._changed(child)
         return result
 
-    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().acquire_component_lock(node, *args, **kwargs)
-
-    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().release_component_lock(node, *args, **kwargs)
-
-    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().commit_hicache_transfer(node, *args, **kwargs)
-
     def _changed(self, node: Any) -> None:
+        super()._changed(node)
         if self.driver is not None:
-            self.driver.victims.touch(node)
-            if node.parent is not None:
-                self.driver.victims.touch(node.parent)
+            self.driver.victims.touch(node.parent)  # which may have become a leaf; the root's is None and ignored
 
 
 class HybridMamba(_Ordered, MambaComponent):
@@ -306,22 +310,6 @@ class HybridMamba(_Ordered, MambaComponent):
         result = super().redistribute_on_node_split(new_parent, child)
         self._changed(child)
         return result
-
-    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().acquire_component_lock(node, *args, **kwargs)
-
-    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().release_component_lock(node, *args, **kwargs)
-
-    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().commit_hicache_transfer(node, *args, **kwargs)
-
-    def _changed(self, node: Any) -> None:
-        if self.driver is not None:
-            self.driver.victims.touch(node)
 
 
 TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA}
