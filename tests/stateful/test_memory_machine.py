@@ -222,6 +222,6 @@ class ElasticMachine(RuleBasedStateMachine):
 
 
 ElasticMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestElasticMemory = ElasticMachine.TestCase

@@ -85,5 +85,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert mapped == len(self.backing.mapped) <= TOTAL
 
 
-PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestPool = PoolMachine.TestCase

@@ -45,4 +45,4 @@ def common(a: tuple[int, ...], b: list[int]) -> int:
 
 
 TestHistory = HistoryMachine.TestCase
-TestHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+TestHistory.settings = settings(max_examples=40, stateful_step_count=30)

@@ -77,5 +77,5 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_requests(policy: str, model: str) -> None:
     machine = type("Machine", (CacheMachine,), {"policy": policy, "model": MODELS[model]})
-    few = settings(max_examples=15, stateful_step_count=25, deadline=None, derandomize=True)
+    few = settings(max_examples=15, stateful_step_count=25)
     run_state_machine_as_test(machine, settings=few)

@@ -128,6 +128,6 @@ class PureKvMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestTree.settings = settings(max_examples=60, stateful_step_count=40)
 TestPureKv = PureKvMachine.TestCase
-TestPureKv.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
+TestPureKv.settings = settings(max_examples=50, stateful_step_count=30)

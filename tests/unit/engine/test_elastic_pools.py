@@ -104,7 +104,7 @@ class Arenas(RuleBasedStateMachine):
 
 
 TestArenas = Arenas.TestCase
-TestArenas.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestArenas.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_pages_that_could_be_evicted_count_column_by_column() -> None:
@@ -127,5 +127,21 @@ def test_pages_that_could_be_evicted_count_column_by_column() -> None:
     assert arena.shortfall(need) == 0
     assert arena.reserve(need)
     arena.check()
+    arena.pooled.close()
+    driver.close()
+
+
+def test_what_was_held_and_given_back_does_not_count_as_in_use() -> None:
+    sizing = choose(Kinds(256, 2, 4, 20_000), 1 << 20, 4096, 2)
+    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
+    for layout in (sizing.state_layout, sizing.kv_layout):
+        arena.open(layout)
+    states = arena.supplies[STATE].available
+    assert arena.reserve({STATE: states})
+    arena.release_held()
+    tokens = arena.sizing.kv_column_tokens
+    assert arena.shortfall({KV: tokens}) == 0
+    assert arena.reserve({KV: tokens})
     arena.pooled.close()
     driver.close()

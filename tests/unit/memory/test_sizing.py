@@ -16,7 +16,7 @@ from sglang_hybrid.memory.pool import Pool
 from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     row=st.sampled_from([256, 768, 1024, 4096]),
     planes=st.integers(1, 12),

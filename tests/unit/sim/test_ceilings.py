@@ -47,7 +47,7 @@ requests = st.lists(
 
 
 @given(requests)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_index_equals_the_definition(rows: list[tuple[list[int], list[int]]]) -> None:
     trace = trace_of(*((float(t), i, o) for t, (i, o) in enumerate(rows)))
     index = ReuseIndex(trace)
@@ -59,7 +59,7 @@ def test_the_index_equals_the_definition(rows: list[tuple[list[int], list[int]]]
 
 
 @given(requests, st.integers(3, 25), st.sampled_from([TINY, replace(TINY, checkpoint_bytes=0)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_cache_beats_the_bound(rows: list[tuple[list[int], list[int]]], capacity: int, model: object) -> None:
     trace = trace_of(*((float(t * t % 7 + 3 * t), i, o) for t, (i, o) in enumerate(rows)))
     index = ReuseIndex(trace)

@@ -66,6 +66,12 @@ class Arena:
     def shortfall(self, pages: Mapping[str, int]) -> int | None:
         """Granules that are missing before each supply could hold `pages`; None if it has no addresses for them."""
         self.tidy()
+        if self._shortfall(pages):
+            self.sort()  # a page given back after it was held may be all that keeps its column in use
+        return self._shortfall(pages)
+
+    def _shortfall(self, pages: Mapping[str, int]) -> int | None:
+        """The same by the books as they stand."""
         wanted = 0
         for name, supply in self.supplies.items():
             books = supply.pool.books
