@@ -32,7 +32,6 @@ SHARED, OWN = 24, 8
 def measure(kind: str, leaves: int, requests: int) -> dict[str, Any]:
     """Fill a tree with `leaves` and time `requests` on it; in this process."""
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = KINDS[kind][1]
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
     from tree import Tree
 
     rng = random.Random(1)
@@ -54,8 +53,8 @@ def measure(kind: str, leaves: int, requests: int) -> dict[str, Any]:
         begin = time.perf_counter()
         tree.match(known)
         matched = time.perf_counter()
-        tree.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
-        tree.cache.evict(EvictParams(num_tokens=OWN, mamba_num=0))
+        tree.evict(0, 1)
+        tree.evict(OWN, 0)
         evicted = time.perf_counter()
         tree.insert(new)
         end = time.perf_counter()

@@ -83,9 +83,7 @@ def test_everything_can_be_freed() -> None:
     rng, tree = random.Random(2), Tree("forecast")
     for _ in range(60):
         tree.insert(sequences(rng, 1))
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-    tree.cache.evict(EvictParams(num_tokens=tree.slots.size, mamba_num=tree.rows.mamba_allocator.size))
+    tree.evict(tree.slots.size, tree.rows.mamba_allocator.size)
     tree.check()
     assert tree.held() == (0, 0)
 

@@ -127,13 +127,16 @@ class Tree:
             self.rows.mamba_allocator.free(state)
         return True
 
-    def make_room(self, tokens: int) -> bool:
+    def evict(self, tokens: int, states: int) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+        self.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
+
+    def make_room(self, tokens: int) -> bool:
         short = tokens - self.slots.available_size()
         states = 1 - self.rows.mamba_allocator.available_size()
         if short > 0 or states > 0:
-            self.cache.evict(EvictParams(num_tokens=max(0, short), mamba_num=max(0, states)))
+            self.evict(max(0, short), max(0, states))
         return self.slots.available_size() >= tokens and self.rows.mamba_allocator.available_size() > 0
 
     def check(self) -> None:

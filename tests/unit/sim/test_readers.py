@@ -252,7 +252,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=8) | st.binary(max_size=40), st.sampled_from(NAMES))
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_anything_gives_a_valid_trace_or_a_trace_error(tmp_path: Path, content: object, name: str | None) -> None:
     path = tmp_path / "any.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
