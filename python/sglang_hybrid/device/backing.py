@@ -8,7 +8,7 @@ need, from any thread; `trim` gives them back to the system.
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sglang_hybrid.core.errors import ConfigError, HybridError, InvariantError, PoolExhausted
 from sglang_hybrid.device.driver import Driver
@@ -44,6 +44,7 @@ class PooledBacking:
         self._bases: list[int] = []
         self._ranges: list[tuple[int, int]] = []  # (address, bytes)
         self._closed = False
+        self.on_taken: Callable[[], None] | None = None  # told that handles were taken: who creates ahead may have to
         if plane_granules:
             self.add_planes(plane_granules)
 
@@ -76,6 +77,11 @@ class PooledBacking:
         """Physical bytes taken from the system, mapped or pooled: what nvidia-smi or the resident set shows."""
         return self._created * self.granule_bytes
 
+    @property
+    def at_hand(self) -> int:
+        """Granules that a `map` would find created."""
+        return len(self._pooled)
+
     def address(self, plane: int, granule: int = 0) -> int:
         """Address of a granule; constant for the life of the backing."""
         return self._bases[plane] + granule * self.granule_bytes
@@ -97,6 +103,8 @@ class PooledBacking:
             self._undo_map(done, handles, error)
             raise
         self._mapped.update(done)
+        if self.on_taken is not None:
+            self.on_taken()
 
     def unmap(self, runs: Sequence[Run]) -> None:
         """See Backing. Waits first for work that may still touch the granules."""

@@ -1,36 +1,49 @@
 """Creation off the critical path: a thread that keeps physical granules at hand."""
 
 import threading
+from collections.abc import Callable
 
 from sglang_hybrid.core.errors import HybridError
 from sglang_hybrid.device.backing import PooledBacking
 
 
 class Prefiller:
-    """Keeps `pooled` unmapped granules ready in `backing`; `wake` after taking some. Use it as a context manager.
+    """Keeps `pooled` unmapped granules ready in `backing`, which wakes it when half of them were taken.
 
-    A failure (the machine is out of memory) is kept in `error` and ends the attempt, not the thread: the next `wake`
-    tries again. What is mapped, and when, never depends on this thread, only how long mapping takes.
+    Use it as a context manager, or `start` and `stop` it. `setup` runs first on its thread (a GPU wants its context
+    current there). A failure (the machine is out of memory) is kept in `error` and ends the attempt, not the thread:
+    the next `wake` tries again. What is mapped, and when, never depends on this thread, only how long mapping takes.
     """
 
-    def __init__(self, backing: PooledBacking, pooled: int) -> None:
+    def __init__(self, backing: PooledBacking, pooled: int, setup: Callable[[], None] | None = None) -> None:
         self.backing = backing
         self.pooled = pooled
         self.error: HybridError | None = None
+        self._setup = setup
         self._wanted = threading.Event()
         self._idle = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="granule-prefill", daemon=True)
 
-    def __enter__(self) -> "Prefiller":
+    def start(self) -> None:
+        """Begin, and fill the pool up for the first time."""
         self._thread.start()
+        self.backing.on_taken = self._taken
         self.wake()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """End the thread; granules at hand stay."""
+        self.backing.on_taken = None
         self._stopping = True
         self._wanted.set()
         self._thread.join()
+
+    def __enter__(self) -> "Prefiller":
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
 
     def wake(self) -> None:
         """Ask for the pool to be filled up again; returns at once."""
@@ -41,7 +54,13 @@ class Prefiller:
         """Block until the last wake has been served."""
         self._idle.wait()
 
+    def _taken(self) -> None:
+        if 2 * self.backing.at_hand <= self.pooled:
+            self.wake()
+
     def _run(self) -> None:
+        if self._setup is not None:
+            self._setup()
         while True:
             self._wanted.wait()
             self._wanted.clear()

@@ -6,7 +6,8 @@ unmapped  the rest
 used + free + unmapped == total, after every call
 """
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ class Budget:
         self.refused: str | None = None  # the pool whose limit stopped the last refused request
         self.mapped_ever = 0
         self.unmapped_ever = 0
+        self._returning = False  # whether the last `settle` stopped before all that was idle had gone
         self.transfers = 0  # granules that one pool gave up for another
 
     def attach(self, pool: "Pool") -> None:
@@ -130,19 +132,24 @@ class Budget:
         columns = min(left // books.column_granules, len(books.state) - books.live_columns)
         return pool.room + columns * pool.layout.column_pages
 
-    def release(self, pool: "Pool", column: int) -> int:
-        """Unmap a WARM column; the granules freed. A LIVE one raises InvariantError before any driver call."""
-        if pool.columns.state[column] != WARM:
-            live = pool.columns.state[column] == LIVE
-            raise InvariantError(
-                f"free its pages first; column {column} of {pool.name!r} is {'live' if live else 'unmapped'}"
-            )
-        runs = pool.columns.releasable(column)
+    def release(self, pool: "Pool", *columns: int) -> int:
+        """Unmap WARM columns; the granules freed. A LIVE one raises InvariantError before any driver call."""
+        books = pool.columns
+        for column in columns:
+            if books.state[column] != WARM:
+                live = books.state[column] == LIVE
+                raise InvariantError(
+                    f"free its pages first; column {column} of {pool.name!r} is {'live' if live else 'unmapped'}"
+                )
+        if not books.exclusive and len(columns) > 1:
+            return sum(self.release(pool, column) for column in columns)
+        runs = [run for column in columns for run in books.releasable(column)]
         if runs:
             self.backing.unmap(runs)
-        pool.columns.move([column], UNMAPPED)
-        self.unmapped_ever += count_granules(runs)
-        return count_granules(runs)
+        books.move(columns, UNMAPPED)
+        granules = count_granules(runs)
+        self.unmapped_ever += granules
+        return granules
 
     def prepare(self, pool: "Pool", count: int) -> int:
         """Map up to `count` columns of `pool` ahead of need, WARM, from unmapped memory; return how many.
@@ -161,8 +168,11 @@ class Budget:
             done += 1
         return done
 
-    def settle(self, now: float) -> int:
-        """Return idle memory as `returns` says; give the granules unmapped."""
+    def settle(self, now: float, most: int | None = None) -> int:
+        """Return idle memory as `returns` says, about `most` granules of it at a time; give the granules unmapped.
+
+        Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle beyond `keep`.
+        """
         pools = list(self.pools.values())
         idle = [
             (since, order, column)
@@ -170,14 +180,17 @@ class Budget:
             for column, since in pool.columns.warm_since.items()
             if since <= now - self.returns.idle
         ]
-        if (
-            sum(pools[order].columns.layout.column_granules for _, order, _ in idle)
-            <= self.returns.keep + self.returns.band
-        ):
+        idle_granules = sum(pools[order].columns.column_granules for _, order, _ in idle)
+        if idle_granules <= self.returns.keep + (0 if self._returning else self.returns.band):
+            self._returning = False
             return 0
         given = 0
+        self._returning = False
         for _, order, column in sorted(idle):
             if self.free - count_granules(pools[order].columns.releasable(column)) < self.returns.keep:
+                break
+            if most is not None and given >= most:
+                self._returning = True
                 break
             given += self.release(pools[order], column)
         return given
@@ -199,6 +212,15 @@ class Budget:
             self.backing.map(missing)
             self.mapped_ever += count_granules(missing)
 
+    def _oldest_warm(self) -> Iterator[tuple[int, int]]:
+        """(order of the pool, column) of WARM columns by time stamp; equal ones pool by pool, as they ran empty."""
+
+        def ages(order: int, pool: "Pool") -> Iterator[tuple[float, int, int]]:
+            return ((since, order, column) for column, since in pool.columns.warm_since.items())
+
+        each = [ages(order, pool) for order, pool in enumerate(self.pools.values())]
+        return ((order, column) for _, order, column in heapq.merge(*each, key=lambda age: age[:2]))
+
     def _make_room(self, pool: "Pool", columns: Sequence[int]) -> list[Run]:
         """Unmap other WARM columns, oldest first, until what `columns` lack fits; the runs they lack."""
         missing = pool.columns.missing(columns)
@@ -206,16 +228,21 @@ class Budget:
             return missing
         pools = list(self.pools.values())
         chosen = set(columns)
-        victims = [
-            (since, order, column)
-            for order, other in enumerate(pools)
-            for column, since in other.columns.warm_since.items()
-            if other is not pool or column not in chosen
-        ]
-        for _, order, column in sorted(victims):
-            given = self.release(pools[order], column)
-            self.transfers += given if pools[order] is not pool else 0
-            missing = pool.columns.missing(columns)
-            if count_granules(missing) <= self.unmapped:
+        while True:
+            short, batch = count_granules(missing) - self.unmapped, 0
+            if short <= 0:
                 return missing
+            going: dict[int, list[int]] = {}
+            for order, column in self._oldest_warm():
+                if batch >= short:  # by the most that columns can free: never more than is needed
+                    break
+                if pools[order] is not pool or column not in chosen:
+                    going.setdefault(order, []).append(column)
+                    batch += pools[order].columns.column_granules
+            if not going:
+                break
+            for order, leaving in going.items():
+                given = self.release(pools[order], *leaving)
+                self.transfers += given if pools[order] is not pool else 0
+            missing = pool.columns.missing(columns)
         raise InvariantError(f"affordable granules cannot be found: {self.free} free, {self.unmapped} unmapped")

@@ -13,6 +13,7 @@ from sglang_hybrid.memory.layout import Layout
 
 Pages = NDArray[np.int64]
 _AHEAD = 256  # pages drawn from a column at least: a decode step takes a few, and a draw costs the same
+_FEW = 256
 _SORT_AT = 1 << 15  # loose pages that are sorted unasked, so that no sort takes long
 
 
@@ -138,10 +139,15 @@ class Pool:
         """Mark `loose`; an InvariantError, with nothing changed, if they are not distinct pages that were live."""
         marks = self._marks
         if self._is_inside(loose) and not marks.take(loose).any():
-            marks[loose] = True
-            if np.count_nonzero(marks) == self._pages - self.live_pages:
+            if len(loose) * _FEW < self._pages:  # counting all marks would cost more than sorting these
+                distinct = len(np.unique(loose)) == len(loose)
+                marks[loose] = distinct
+            else:
+                marks[loose] = True
+                distinct = np.count_nonzero(marks) == self._pages - self.live_pages
+                marks[loose] = distinct
+            if distinct:
                 return
-            marks[loose] = False
         raise InvariantError(f"pages of pool {self.name!r} were freed twice or while not live: {loose[:8].tolist()}")
 
     def _require_live(self, pages: Pages) -> None:

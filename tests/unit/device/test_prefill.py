@@ -14,13 +14,29 @@ def test_the_critical_path_maps_what_the_thread_created(cuda):
     ):
         prefiller.wait()
         calls = len(cuda.calls)
-        backing.map([Run(0, 0, 6)])
+        backing.map([Run(0, 0, 2)])
         assert "cuMemCreate" not in [call[0] for call in cuda.calls[calls:]]
-        prefiller.wake()
+        assert backing.at_hand == 4
+        backing.map([Run(0, 2, 1)])  # half of them are gone: it wakes by itself
         prefiller.wait()
         backing.check()
-        assert backing.committed_bytes == 12 * G
+        assert (backing.at_hand, backing.committed_bytes) == (6, 9 * G)
         assert prefiller.error is None
+
+
+def test_it_creates_no_more_than_the_limit_and_starts_with_its_setup(cuda):
+    with PooledBacking(CudaDriver(0, api=cuda), [16], G, limit=8) as backing:
+        backing.map([Run(0, 0, 4)])
+        ran = []
+        prefiller = Prefiller(backing, pooled=6, setup=lambda: ran.append(True))
+        prefiller.start()
+        prefiller.wait()
+        assert ran == [True]
+        assert (backing.at_hand, backing.committed_bytes) == (4, 8 * G)
+        prefiller.stop()
+        backing.map([Run(0, 4, 4)])
+        backing.check()
+        assert backing.committed_bytes == 8 * G
 
 
 def test_a_machine_out_of_memory_is_reported_and_tried_again(cuda):

@@ -88,12 +88,13 @@ def test_clear_takes_back_all_but_the_pinned_pages() -> None:
 
 def test_the_meter_counts_what_happened_and_what_failed() -> None:
     times = iter(np.arange(0.0, 8.0, 0.25))
-    meter = MeteredBacking(LedgerBacking([8], capacity=4), lambda: float(next(times)))
+    turns = iter(np.arange(0.0, 1.0, 0.125))
+    meter = MeteredBacking(LedgerBacking([8], capacity=4), lambda: float(next(times)), lambda: float(next(turns)))
     meter.map([Run(0, 0, 3)])
     with pytest.raises(PoolExhausted):
         meter.map([Run(0, 3, 3)])
     meter.unmap([Run(0, 1, 2)])
     assert (meter.mapped.calls, meter.mapped.granules, meter.mapped.failed) == (1, 3, 1)
     assert (meter.unmapped.calls, meter.unmapped.granules, meter.unmapped.total_s) == (1, 2, 0.25)
-    assert meter.mapped.quantile(0.99) == 0.25
+    assert (meter.mapped.quantile(0.99), meter.mapped.processor_quantile(0.99)) == (0.25, 0.125)
     assert meter.trim(0) == 0

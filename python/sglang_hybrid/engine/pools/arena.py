@@ -9,42 +9,61 @@ import torch
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
+from sglang_hybrid.device.prefill import Prefiller
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.demand import Outlook
 from sglang_hybrid.memory.entries import Entry
 from sglang_hybrid.memory.layout import Layout
-from sglang_hybrid.memory.meter import MeteredBacking
+from sglang_hybrid.memory.meter import Meter, MeteredBacking
 from sglang_hybrid.memory.pool import Pool
 from sglang_hybrid.memory.sizing import Sizing
 
 _RETURN_BAND = 64  # a 64th of the budget may stay idle without being given back
+_AHEAD, _AHEAD_BYTES = 8, 256 << 20  # an eighth of the budget is created ahead of need, at most this much
+_BATCH = 32  # granules given back at a time: about a millisecond during which a request would wait
+_QUIET_S = 0.5
 
 
 class Arena:
     """Everything is mapped on demand and counted in granules. `clock` gives seconds."""
 
     def __init__(
-        self, sizing: Sizing, driver: Driver, device: torch.device, idle_s: float, clock: Callable[[], float]
+        self,
+        sizing: Sizing,
+        driver: Driver,
+        device: torch.device,
+        idle_s: float,
+        clock: Callable[[], float],
+        processor_clock: Callable[[], float] | None = None,
     ) -> None:
         self.sizing = sizing
         self.device = device
+        self.idle_s = idle_s
         self.clock = clock
         self.pooled = PooledBacking(driver, [], sizing.granule_bytes, sizing.total)
-        self.backing = MeteredBacking(self.pooled, clock)
+        self.backing = MeteredBacking(self.pooled, clock, processor_clock)
+        self.grown = Meter(clock, processor_clock)  # what a request waits for when a column comes into use
+        self.prefiller: Prefiller | None = None
         returns = ReturnConfig(idle=idle_s, band=sizing.total // _RETURN_BAND)
         self.budget = Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns)
         self.supplies: dict[str, Supply] = {}
         self.most_used = 0
         self.most_mapped = 0
-        self.settled_s = clock()
+        self.settled_s = self.used_s = clock()
+        self._checked_s = -1.0
+
+    def create_ahead(self, setup: Callable[[], None] | None = None) -> None:
+        """From now on a thread creates physical memory before it is needed; see Prefiller."""
+        self.prefiller = Prefiller(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
+        self.prefiller.start()
 
     def open(self, layout: Layout) -> tuple[Supply, int]:
         """Reserve the addresses of one more pool: its supply, and the number of its first plane."""
         if not layout.exclusive:
             raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
         first_plane = self.pooled.add_planes(layout.plane_granules)
-        supply = Supply(Pool(layout, self.budget, first_plane), self.device, self.tidy)
+        supply = Supply(Pool(layout, self.budget, first_plane), self.device, self.tidy, self.grown)
         self.supplies[layout.name] = supply
         return supply, first_plane
 
@@ -111,13 +130,19 @@ class Arena:
         for supply in self.supplies.values():
             supply.release_held()
 
-    def settle(self) -> int:
-        """Give memory back that was unused for a while (Budget.settle); granules given back to the system."""
-        self.settled_s = self.clock()
+    def used(self) -> None:
+        """Somebody works: memory created ahead stays."""
+        self.used_s = self.clock()
+
+    def settle(self) -> bool:
+        """Give memory back that was unused for a while (Budget.settle), a batch of it; whether more is to be given."""
+        self.settled_s = now = self.clock()
         self.release_held()
         self.sort()
-        self.budget.settle(self.settled_s)
-        return self.backing.trim(0)
+        given = self.budget.settle(now, _BATCH)
+        keep = 0 if self.prefiller is None or now - self.used_s >= self.idle_s else self.prefiller.pooled
+        self.backing.trim(max(keep, self.pooled.at_hand - _BATCH))
+        return given >= _BATCH or self.pooled.at_hand > keep
 
     def release(self) -> int:
         """Give every granule without a live page back to the system now; how many."""
@@ -128,6 +153,12 @@ class Arena:
                 self.budget.release(pool, column)
         return self.backing.trim(0)
 
+    def check_when_quiet(self) -> None:
+        """`check`, once after each use, when nobody has come for a while: it takes milliseconds on a large budget."""
+        if self._checked_s < max(self.used_s, self.settled_s) and self.clock() - self.used_s >= _QUIET_S:
+            self.check()
+            self._checked_s = self.clock()
+
     def check(self) -> None:
         """Raise InvariantError unless budget, pools and backing tell one story."""
         self.sort()
@@ -135,6 +166,10 @@ class Arena:
         self.pooled.check()
         if self.pooled.mapped_bytes != self.budget.mapped * self.sizing.granule_bytes:
             raise InvariantError(f"the backing maps other granules than the books: {self.pooled.mapped_bytes}")
+
+
+def _most_ahead(sizing: Sizing) -> int:
+    return max(1, _AHEAD_BYTES // sizing.granule_bytes)
 
 
 _arena: Arena | None = None

@@ -43,6 +43,7 @@ class Capacity:
 
     def begin_pass(self) -> None:
         """Nothing is admitted yet."""
+        self.arena.used()
         self.promised = {KV: 0, STATE: 0}
 
     def room_for(self, adder: Any, req: Any) -> bool:
@@ -122,6 +123,7 @@ class Capacity:
 
     def secure_decode(self, pages: int) -> bool:
         """Hold `pages` of KV for the next step of the running requests, who have first claim to what is evictable."""
+        self.arena.used()
         kv = self.arena.supplies[KV]
         if kv.at_hand >= pages and kv.reserve(pages):
             return True
@@ -149,7 +151,7 @@ class Capacity:
     def violations(self) -> list[str]:
         """What is wrong with the account of an idle server, in words."""
         try:
-            self.arena.check()
+            self.arena.check_when_quiet()
         except HybridError as error:
             return [str(error)]
         return []

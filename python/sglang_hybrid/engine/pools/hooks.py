@@ -110,8 +110,15 @@ def idle(scheduler: Any, *_: Any, **__: Any) -> None:
     if driver is not None and driver.capacity is not None:
         arena = driver.capacity.arena
         if arena.clock() - arena.settled_s >= _SETTLE_EVERY_S:
-            arena.settle()
+            while arena.settle() and not _somebody_waits(scheduler):
+                pass
             driver.capacity.telemetry.tick()
+
+
+def _somebody_waits(scheduler: Any) -> bool:
+    """Whether a message lies in a socket of the scheduler; True where it cannot be told."""
+    poller = getattr(getattr(scheduler, "idle_sleeper", None), "poller", None)
+    return poller is None or bool(poller.poll(0))
 
 
 def release(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:

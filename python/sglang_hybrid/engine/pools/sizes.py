@@ -47,7 +47,10 @@ def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -
     base = _HOST_BASE_BYTES if device.type == "cpu" else _CUDA_BASE_BYTES
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
     sizing = choose(kinds(configurator), budget_bytes, base, need)
-    arenas.create(arenas.Arena(sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic))
+    arena = arenas.create(
+        arenas.Arena(sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic, time.thread_time)
+    )
+    arena.create_ahead(None if device.type == "cpu" else lambda: torch.cuda.set_device(_index(device)))
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)
     token_bytes = sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes
     logger.info(
@@ -74,8 +77,11 @@ def kinds(configurator: Any) -> Kinds:
 def _driver(device: torch.device, sizing: Sizing) -> Driver:
     if device.type == "cpu":
         return HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return CudaDriver(index)
+    return CudaDriver(_index(device))
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def configured() -> HybridConfig:

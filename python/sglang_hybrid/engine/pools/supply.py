@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.memory.meter import Meter
 from sglang_hybrid.memory.pool import Pool
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -21,11 +22,12 @@ class Supply:
     waits for the device. `tidy` is called before every answer about memory.
     """
 
-    def __init__(self, pool: Pool, device: torch.device, tidy: Callable[[], None]) -> None:
+    def __init__(self, pool: Pool, device: torch.device, tidy: Callable[[], None], grown: Meter) -> None:
         self.pool = pool
         self.device = device
         self.held = _NONE
         self._tidy = tidy
+        self._grown = grown
         self._returned: list[torch.Tensor] = []
         self._returned_pages = 0
         pool.recall = self.drain
@@ -104,8 +106,14 @@ class Supply:
         if short > self.pool.room:
             self.drain()
         try:
-            fresh = self.pool.alloc(short)
+            if short > self.pool.room:
+                self._grown.timed(lambda: self._draw(short))
+            else:
+                self._draw(short)
         except PoolExhausted:
             return False
-        self.held = np.concatenate((self.held, fresh))
         return True
+
+    def _draw(self, count: int) -> None:
+        fresh = self.pool.alloc(count)
+        self.held = np.concatenate((self.held, fresh)) if len(self.held) else fresh

@@ -35,13 +35,16 @@ def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
         found["granules_unused", name] = census["free_granules"]
         found["fragmentation", name] = census["fragmentation"]
         found["evictions", name] = capacity.evicted[name]
-    for kind, meter in (("map", arena.backing.mapped), ("unmap", arena.backing.unmapped)):
+    found["granules_at_hand", ""] = pooled.at_hand
+    meters = {"map": arena.backing.mapped, "unmap": arena.backing.unmapped, "grow": arena.grown}
+    for kind, meter in meters.items():
         found["calls", kind] = meter.calls
         found["granules_moved", kind] = meter.granules
         found["failures", kind] = meter.failed
         found["seconds", kind] = meter.total_s
         found["seconds_p50", kind] = meter.quantile(0.5)
         found["seconds_p99", kind] = meter.quantile(0.99)
+        found["processor_seconds_p99", kind] = meter.processor_quantile(0.99)
     return found
 
 
@@ -84,7 +87,7 @@ def summary(arena: Arena, found: dict[tuple[str, str], float]) -> str:
     )
     calls = ", ".join(
         f"{kind} {found['calls', kind]:.0f} (p99 {1e3 * found['seconds_p99', kind]:.2f} ms)"
-        for kind in ("map", "unmap")
+        for kind in ("map", "unmap", "grow")
     )
     return (
         f"memory: {kinds} of {total:.0f} granules of {granule_mib:.2f} MiB, resident "
