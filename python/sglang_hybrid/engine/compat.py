@@ -29,6 +29,14 @@ DOORS = (
 CHILD_DIED = "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler"
 """Runs in the HTTP process when a scheduler or detokenizer process has died."""
 
+HOST_POOLS = (
+    "sglang.srt.mem_cache.pool_host.mha:MHATokenToKVPoolHost",
+    "sglang.srt.mem_cache.pool_host.mamba:MambaPoolHost",
+)
+HOST_BASE = "sglang.srt.mem_cache.pool_host.base:HICACHE_HOST_MEMORY_RESERVE_BYTES"
+HOST_REGISTER = "sglang.srt.mem_cache.pool_host.common:_cuda_host_register"
+"""HiCache's pools in host memory, what they leave free of it, and how they lock it; 0.5.17 has them elsewhere."""
+
 
 def engine_version() -> str:
     """Version of the installed SGLang; raises IncompatibleEngine if there is none."""
@@ -82,6 +90,11 @@ def extra_buffer_validator_path() -> str:
     ):
         return "sglang.srt.arg_groups.mamba_hook.validate_mamba_extra_buffer"
     return "sglang.srt.server_args.ServerArgs._validate_mamba_extra_buffer"  # 0.5.17
+
+
+def has_host_pools() -> bool:
+    """Whether this version keeps HiCache's host pools where the CPU platform can serve them."""
+    return not missing_doors((*HOST_POOLS, HOST_BASE, HOST_REGISTER))
 
 
 def resolved(server_args: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.cpu import host_tier
 
 _MOST_TOKENS = 1 << 18
 """Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
@@ -31,6 +32,10 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
         chosen["max_running_requests"] = 16
     if namespace.dtype == "auto":
         chosen["dtype"] = dtype
+    if namespace.enable_hierarchical_cache:
+        chosen |= {"hicache_io_backend": host_tier.IO_BACKEND, "hicache_mem_layout": host_tier.LAYOUT}
+        if namespace.hicache_ratio is None and not namespace.hicache_size:
+            chosen["hicache_ratio"] = 2.0  # as on a GPU, without sizing by all of the machine's memory
     if spec is None:
         return chosen
     spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)

@@ -7,7 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cpu import causal_conv, checkpoint, extra_buffer, fused, granite, mamba2, norm, pages, pinning
+from sglang_hybrid.engine.cpu import (
+    causal_conv,
+    checkpoint,
+    extra_buffer,
+    fused,
+    granite,
+    host_tier,
+    mamba2,
+    norm,
+    pages,
+    pinning,
+)
 
 _OPS = "sglang.kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton."
@@ -44,7 +55,7 @@ def register() -> list[str]:
     """Register every hook with SGLang's HookRegistry and return their targets; SGLang applies them later."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    replaced = {**REPLACED, **_extra_buffer_door()}
+    replaced = {**REPLACED, **_extra_buffer_door(), **host_tier.bind()}
     for target, function in replaced.items():
         HookRegistry.register(target, function, HookType.REPLACE)
     for target, function in WRAPPED.items():
