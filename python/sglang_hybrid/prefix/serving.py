@@ -37,6 +37,8 @@ class Pool(Enum):
     STATES = "states"
     KV = "kv"
 
+    __hash__ = object.__hash__  # Enum's own runs Python code, and every decision looks an index up
+
 
 @dataclass
 class Arrival:

@@ -24,44 +24,49 @@ class _Ordered:
     """Eviction by our index: mixed into a component, whose own order is the fallback."""
 
     _pool: Pool
-    driver: Driver | None
 
-    def _begin(self, request_cnt: int) -> None:
+    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
+        self.driver = driver
+        self._touch = (lambda node: None) if driver is None else driver.victims.touch  # its price may be another one
+        self._ours = False  # whether the walk under way follows our order
+        super().__init__(cache, params)
+
+    def _begin(self, core: Any, request_cnt: int) -> bool:
+        """A walk of SGLang begins; whether it follows our order.
+
+        Session radix caches keep an order of their own, which a score must not cut across.
+        """
+        driver = self.driver
+        self._ours = driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
         self._wanted = request_cnt
         self._tried: set[int] = set()
-        self._by_recency = False
+        return self._ours
 
     def _victim(self, core: Any) -> Any | None:
         assert self.driver is not None
         return self.driver.victims.next(core, self._pool, self.driver.now(), self._tried)
 
-    def _end(self, core: Any) -> None:
-        if self.driver is not None:
-            for node_id in self._tried:
-                self.driver.victims.touch(core._node_arena.get(node_id))
+    def _evict_device_end(self) -> None:
+        for node_id in self._tried:  # one that did not go is still a candidate
+            self._touch(self.tree_core._node_arena.get(node_id))
         self._tried = set()
-
-    def _orders(self, core: Any) -> bool:
-        """Session radix caches keep an order of their own, which a score must not cut across."""
-        driver = self.driver
-        return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
+        super()._evict_device_end()
 
     def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
+        self._touch(node)
         return super().acquire_component_lock(node, *args, **kwargs)
 
     def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
+        self._touch(node)
         return super().release_component_lock(node, *args, **kwargs)
 
-    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
-        return super().commit_hicache_transfer(node, *args, **kwargs)
+    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
+        self._touch(child)  # `new_parent` has a child and no state: nothing to evict
+        return super().redistribute_on_node_split(new_parent, child)
 
-    def _changed(self, node: Any) -> None:
-        """Remember that the price of `node` may be another one."""
-        if self.driver is not None:
-            self.driver.victims.touch(node)
+    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._touch(node)
+        return super().commit_hicache_transfer(node, *args, **kwargs)
 
 
 class HybridFull(_Ordered, FullComponent):
@@ -69,54 +74,33 @@ class HybridFull(_Ordered, FullComponent):
 
     _pool = Pool.KV
 
-    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
-        self.driver = driver
-        super().__init__(cache, params)
-
     def _evict_device_start(self, request_cnt: int) -> None:
-        if not self._orders(self.tree_core):
+        if self._begin(self.tree_core, request_cnt):
+            self._evict_device_request_cnt = request_cnt
+            self._evict_device_last_node, self._evict_device_heap = None, []
+        else:
             super()._evict_device_start(request_cnt)
-            return
-        self._begin(request_cnt)
-        self._evict_device_request_cnt = request_cnt
-        self._evict_device_last_node, self._evict_device_heap = None, []
 
     def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._orders(self.tree_core):
-            return super()._evict_device_next_node(tracker, *args, **kwargs)
-        if tracker[self.component_type] >= self._wanted:
-            return None
-        node = None if self._by_recency else self._victim(self.tree_core)
-        if node is not None:
-            return node.id
-        if not self._by_recency:  # nothing has a price: let SGLang's order have a last look
-            self._by_recency = True
+        if self._ours:
+            if tracker[self.component_type] >= self._wanted:
+                return None
+            node = self._victim(self.tree_core)
+            if node is not None:
+                return node.id
+            self._ours = False  # nothing has a price: let SGLang's order have a last look
             super()._evict_device_start(self._wanted)
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
-    def _evict_device_end(self) -> None:
-        if self._orders(self.tree_core):
-            self._end(self.tree_core)
-        super()._evict_device_end()
-
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
+        self._touch(node)
+        self._touch(node.parent)  # which may be a leaf now
         return super().evict_component(node, *args, **kwargs)
 
     def commit_insert_component_data(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._changed(node)
+        self._touch(node)
+        self._touch(node.parent)
         return super().commit_insert_component_data(node, *args, **kwargs)
-
-    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
-        result = super().redistribute_on_node_split(new_parent, child)
-        self._changed(new_parent)
-        self._changed(child)
-        return result
-
-    def _changed(self, node: Any) -> None:
-        super()._changed(node)
-        if self.driver is not None:
-            self.driver.victims.touch(node.parent)  # which may have become a leaf; the root's is None and ignored
 
 
 class HybridMamba(_Ordered, MambaComponent):
@@ -125,8 +109,7 @@ class HybridMamba(_Ordered, MambaComponent):
     _pool = Pool.STATES
 
     def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
-        self.driver = driver
-        super().__init__(cache, params)
+        super().__init__(driver, cache, params)
         if driver is not None:
             driver.cache = cache
 
@@ -269,46 +252,34 @@ class HybridMamba(_Ordered, MambaComponent):
         return super()._alloc_mamba_slot(*args, **kwargs)
 
     def _evict_device_start(self, request_cnt: int) -> None:
-        if self._orders(self.tree_core):
-            self._begin(request_cnt)
+        self._begin(self.tree_core, request_cnt)
         super()._evict_device_start(request_cnt)
 
     def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._orders(self.tree_core) or self._by_recency:
-            return super()._evict_device_next_node(tracker, *args, **kwargs)
-        done = tracker[self.component_type]
-        if done >= self._wanted:
-            return None
-        node = self._victim(self.tree_core)
-        if node is None:
-            self._by_recency = True
-            super()._evict_device_start(self._wanted)
-            return super()._evict_device_next_node(tracker, *args, **kwargs)
-        self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
+        if self._ours:
+            done = tracker[self.component_type]
+            if done >= self._wanted:
+                return None
+            node = self._victim(self.tree_core)
+            if node is None:
+                self._ours = False
+                super()._evict_device_start(self._wanted)
+            else:  # SGLang's step, at our cursor
+                self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
         return super()._evict_device_next_node(tracker, *args, **kwargs)
-
-    def _evict_device_end(self) -> None:
-        if self._orders(self.tree_core):
-            self._end(self.tree_core)
-        super()._evict_device_end()
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         data = node.component_data[self.component_type]
         held = data.value is not None
         result = super().evict_component(node, *args, **kwargs)
         if self.driver is not None:
-            self._changed(node)
+            self._touch(node)
             if held and data.value is None:
                 self.driver.victims.touch_below(node)
                 self.driver.counts["states_evicted"] += 1
                 mark = getattr(node, "hybrid_mark", None)
                 if mark is not None and data.host_value is None:
                     self.driver.decisions.evicted(mark)
-        return result
-
-    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
-        result = super().redistribute_on_node_split(new_parent, child)
-        self._changed(child)
         return result
 
 

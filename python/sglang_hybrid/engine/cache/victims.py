@@ -51,11 +51,15 @@ class Victims:
                 for node_id in known:
                     self._decisions.discard(pool, node_id)
                 known.clear()
-        while self._dirty:
-            node_id, node = self._dirty.popitem()
-            live = node.parent is not None and core._node_arena.get(node_id) is node
-            self._place(Pool.STATES, node, live and self.holds_free_state(node))
-            self._place(Pool.KV, node, live and node in core.evictable_device_leaves)
+        nodes, leaves = core._node_arena, core.evictable_device_leaves
+        for node_id, node in self._dirty.items():
+            live = node.parent is not None and nodes.get(node_id) is node
+            state = live and self.holds_free_state(node)
+            leaf = live and node in leaves
+            candidate = self._candidate(node) if state or leaf else None
+            self._place(Pool.STATES, node_id, candidate if state else None)
+            self._place(Pool.KV, node_id, candidate if leaf else None)
+        self._dirty.clear()
 
     def holds_free_state(self, node: Any) -> bool:
         """Whether the state of `node` can go now."""
@@ -63,7 +67,7 @@ class Victims:
         return data.value is not None and data.lock_ref == 0
 
     def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
-        """The node to evict next, None if there is none that was not `tried`."""
+        """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
         while True:
             self.sync(core)
             node_id = self._decisions.victim(pool, now)
@@ -76,12 +80,12 @@ class Victims:
             good = self.holds_free_state(node) if pool is Pool.STATES else node in core.evictable_device_leaves
             if good and node_id not in tried:
                 tried.add(node_id)
-                self.touch(node)  # it stays evictable should its eviction fail
                 return node
 
     def head(self, core: Any, pool: Pool, now: float) -> Candidate | None:
         """What would be evicted next from `pool`; it stays where it is."""
         node = self.next(core, pool, now, set())
+        self.touch(node)
         return None if node is None else self._candidate(node)
 
     def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
@@ -91,40 +95,38 @@ class Victims:
         tokens, states = ([d.value for d in data if d.value is not None and not d.lock_ref] for data in held)
         return tokens, states
 
-    def _place(self, pool: Pool, node: Any, evictable: bool) -> None:
+    def _place(self, pool: Pool, node_id: int, candidate: Candidate | None) -> None:
         known = self._known[pool]
-        if evictable:
-            known.add(node.id)
-            self._decisions.put(pool, self._candidate(node))
-        elif node.id in known:
-            known.remove(node.id)
-            self._decisions.discard(pool, node.id)
+        if candidate is not None:
+            known.add(node_id)
+            self._decisions.put(pool, candidate)
+        elif node_id in known:
+            known.remove(node_id)
+            self._decisions.discard(pool, node_id)
 
     def _candidate(self, node: Any) -> Candidate:
-        end, base = end_tokens(node), self._base_tokens(node)
-        kv = node.component_data[self._kv].value
-        held = node.component_data[self._state].value is not None
+        end, state = end_tokens(node), self._state
+        above = parent = node.parent
+        while above.parent is not None and above.component_data[state].value is None:
+            above = above.parent
+        base, parent_end = end_tokens(above), end_tokens(parent)
+        held = node.component_data[state].value is not None
+        frees_kv = not node.children and node.component_data[self._kv].value is not None
         mark = getattr(node, "hybrid_mark", None) or self._nobody
         return Candidate(
-            id=node.id,
-            end_tokens=end if held else base,  # KV behind the last state saves nothing
-            base_tokens=base,
-            parent_tokens=end_tokens(node.parent),
-            freed_kv_tokens=0 if node.children or kv is None else len(kv),
-            states=int(held),
-            children=len(node.children),
-            last_s=mark.last_s,
-            touch=mark.touch,
-            hits=mark.hits,
-            superseded=mark.kind == Kind.SUPERSEDED,
-            reuse_class=mark.reuse_class,
+            node.id,
+            end if held else base,  # KV behind the last state saves nothing
+            base,
+            parent_end,
+            end - parent_end if frees_kv else 0,
+            int(held),
+            len(node.children),
+            mark.last_s,
+            mark.touch,
+            mark.hits,
+            mark.kind == Kind.SUPERSEDED,
+            mark.reuse_class,
         )
-
-    def _base_tokens(self, node: Any) -> int:
-        above = node.parent
-        while above.parent is not None and above.component_data[self._state].value is None:
-            above = above.parent
-        return end_tokens(above)
 
     def missing(self, core: Any) -> list[int]:
         """Ids of evictable nodes that no index knows; [] unless a change went unnoticed."""
@@ -137,13 +139,16 @@ class Victims:
 
 def end_tokens(node: Any) -> int:
     """Depth of `node` in tokens; a node never changes its own."""
-    path = []
-    at = node
-    while at.parent is not None and not hasattr(at, "hybrid_end"):
-        path.append(at)
-        at = at.parent
-    end = getattr(at, "hybrid_end", 0)
+    try:
+        return node.hybrid_end  # type: ignore[no-any-return]
+    except AttributeError:
+        pass
+    path = [node]
+    while path[-1].parent is not None and not hasattr(path[-1].parent, "hybrid_end"):
+        path.append(path[-1].parent)
+    above = path[-1].parent
+    end = 0 if above is None else above.hybrid_end
     for below in reversed(path):
-        end += len(below.key)
+        end += 0 if below.parent is None else len(below.key)
         below.hybrid_end = end
     return int(end)
