@@ -29,18 +29,17 @@ class ForecastIndex:
     """The same order from `AgingHeaps`: O(log n) per victim, as exact as stated there."""
 
     def __init__(self, policy: Forecast) -> None:
-        self._policy = policy
+        self._model = policy.model
         self._heaps = AgingHeaps(policy.table.index)
         self._now = 0.0
+        self.discard = self._heaps.discard
 
     def put(self, candidate: Candidate) -> None:
-        if candidate.last_s > self._now:
-            self._now = candidate.last_s
-        value = density(self._policy.model, candidate) or 1e-300
-        self._heaps.put(candidate.id, candidate.reuse_class, candidate.last_s, value, self._now)
-
-    def discard(self, candidate_id: int) -> None:
-        self._heaps.discard(candidate_id)
+        last_s = candidate.last_s
+        if last_s > self._now:
+            self._now = last_s
+        value = density(self._model, candidate) or 1e-300
+        self._heaps.put(candidate.id, candidate.reuse_class, last_s, value, self._now)
 
     def pop(self, now: float) -> int | None:
         self._now = max(self._now, now)
