@@ -1,8 +1,9 @@
 """The decisions of a serving cache: where to checkpoint a request, and which state or KV to give up.
 
-A server has two pools of fixed size, so there are two indices of victims and one history: the same policy objects as in
-the simulator, priced in the bytes of the pool that is short. Nothing here touches a tensor; every call can be logged
-and replayed (`request_log`), and a replay takes the same decisions.
+A server has two pools of fixed size, and two more in a host tier if there is one, so there is an index of victims for
+each and one history: the same policy objects as in the simulator, priced in the bytes of the pool that is short.
+Nothing here touches a tensor; every call can be logged and replayed (`request_log`), and a replay takes the same
+decisions.
 """
 
 from collections import OrderedDict
@@ -32,10 +33,12 @@ TUNED = -1.0
 
 
 class Pool(Enum):
-    """What is short."""
+    """What is short: states or KV, where they are computed with or in the host tier that backs them."""
 
     STATES = "states"
     KV = "kv"
+    HOST_STATES = "host_states"
+    HOST_KV = "host_kv"
 
     __hash__ = object.__hash__  # Enum's own runs Python code, and every decision looks an index up
 
@@ -86,7 +89,7 @@ class Decisions:
     def _index(self, pool: Pool, model: ModelSpec, eviction: str, alpha: float) -> VictimIndex:
         priced = (
             replace(model, kv_bytes_per_token=0)
-            if pool is Pool.STATES
+            if pool in (Pool.STATES, Pool.HOST_STATES)
             else replace(model, checkpoint_bytes=0, conv_bytes=0)
         )
         if eviction == "forecast":
@@ -199,8 +202,8 @@ class Decisions:
 
     def victim(self, pool: Pool, now: float) -> int | None:
         """Remove and return the id of what is worth least, None when nothing can go."""
-        if pool is Pool.KV and self._tuner is not None:
-            self.alpha = self.alpha  # the tuner moves the weight of the states; one trade-off holds for both
+        if pool is not Pool.STATES and self._tuner is not None:
+            self.alpha = self.alpha  # the tuner moves the weight of the states; one trade-off holds for all
         return self._indices[pool].pop(now)
 
     def evicted(self, mark: Mark) -> None:
