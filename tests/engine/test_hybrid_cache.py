@@ -144,6 +144,13 @@ def test_reasons_in_usage_and_metrics(serve: Callable[..., Client], logs: Path) 
     usage = client.post("/v1/chat/completions", chat)["usage"]
     details = usage["prompt_tokens_details"]
     assert details["cached_tokens"] + sum(details["miss_tokens"].values()) == usage["prompt_tokens"]
+    chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [line.removeprefix("data: ") for line in client.post("/v1/chat/completions", chat).splitlines() if line]
+    streamed = json.loads(chunks[-2])["usage"]
+    assert chunks[-1] == "[DONE]"
+    repeat = streamed["prompt_tokens_details"]
+    assert repeat["cached_tokens"] > details["cached_tokens"]
+    assert repeat["cached_tokens"] + sum(repeat["miss_tokens"].values()) == streamed["prompt_tokens"]
     text = urllib.request.urlopen(client.server.url + "/metrics", timeout=30).read().decode()
     assert "sglang:mamba_cache_miss_tokens_total{" in text
     assert 'reason="never_seen"' in text

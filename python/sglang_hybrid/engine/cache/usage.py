@@ -1,20 +1,29 @@
-"""`usage.prompt_tokens_details.miss_tokens`: why prompt tokens missed, in the OpenAI endpoints' answers (not streamed).
+"""`usage.prompt_tokens_details.miss_tokens`: why prompt tokens missed, in the OpenAI endpoints' answers.
 
-Runs in the HTTP process. SGLang's response models drop fields they do not know, so the one that takes ours is told to
-keep them, and the models that contain it are rebuilt.
+Streamed answers have it in the chunk that carries their usage. Runs in the HTTP process. SGLang's response models drop
+fields they do not know, so the one that takes ours is told to keep them, and the models that contain it are rebuilt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 PREFIX = "miss_"
-TARGET = "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage"
+WHOLE = "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage"
+STREAMED = "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage"
+OUTPUT = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
+
+
+class Cached(int):
+    """The cached tokens of one prompt; `misses` says why the others missed. SGLang's streams keep nothing but this."""
+
+    misses: Mapping[str, int]
 
 
 def register() -> list[str]:
-    """Open the response models, register the hook with SGLang's HookRegistry and return its target."""
+    """Open the response models, register the hooks with SGLang's HookRegistry and return their targets."""
     from pydantic import BaseModel
     from sglang.srt.entrypoints.openai import protocol
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -26,8 +35,10 @@ def register() -> list[str]:
             kinds = [str(field.annotation) for field in model.model_fields.values()]
             if any("UsageInfo" in kind or "PromptTokensDetails" in kind for kind in kinds):
                 model.model_rebuild(force=True)
-    HookRegistry.register(TARGET, explain, HookType.AFTER)
-    return [TARGET]
+    HookRegistry.register(WHOLE, explain, HookType.AFTER)
+    HookRegistry.register(OUTPUT, carry, HookType.BEFORE)
+    HookRegistry.register(STREAMED, explain_stream, HookType.AFTER)
+    return [WHOLE, OUTPUT, STREAMED]
 
 
 def explain(
@@ -36,11 +47,45 @@ def explain(
     """Add the misses of every prompt of `responses` to its usage; several choices share one prompt."""
     if not enable_cache_report:
         return usage
+    return _with(usage, [_misses(r["meta_info"].get("cached_tokens_details")) for r in responses[::n_choices]])
+
+
+def carry(_: Any, output: Any) -> None:
+    """Let the counts of cached tokens of a batch of outputs carry their misses to the end of a stream."""
+    details = getattr(output, "cached_tokens_details", None)
+    if details:
+        output.cached_tokens = [_carrying(*each) for each in zip(output.cached_tokens, details, strict=True)]
+
+
+def explain_stream(
+    usage: Any,
+    *_: Any,
+    cached_tokens: Mapping[int, int],
+    n_choices: int = 1,
+    enable_cache_report: bool = False,
+    **__: Any,
+) -> Any:
+    """The same as `explain` for the usage at the end of a stream; choice i belongs to prompt i // `n_choices`."""
+    if not enable_cache_report:
+        return usage
+    firsts = [count for choice, count in cached_tokens.items() if choice % n_choices == 0]
+    return _with(usage, [count.misses for count in firsts if isinstance(count, Cached)])
+
+
+def _carrying(count: int, details: Mapping[str, Any] | None) -> int:
+    carrier = Cached(count)
+    carrier.misses = _misses(details)
+    return carrier
+
+
+def _misses(details: Mapping[str, Any] | None) -> dict[str, int]:
+    return {key.removeprefix(PREFIX): n for key, n in (details or {}).items() if key.startswith(PREFIX)}
+
+
+def _with(usage: Any, misses: Sequence[Mapping[str, int]]) -> Any:
     missed: Counter[str] = Counter()
-    for response in responses[::n_choices]:
-        for key, count in (response["meta_info"].get("cached_tokens_details") or {}).items():
-            if key.startswith(PREFIX):
-                missed[key.removeprefix(PREFIX)] += count
+    for each in misses:
+        missed.update(each)
     if missed:
         from sglang.srt.entrypoints.openai.protocol import PromptTokensDetails
 
