@@ -58,7 +58,7 @@ class Driver:
         self.capacity: Any = None  # elastic memory: one budget for both kinds (engine/pools)
         self.counts: Counter[str] = Counter()
         self._clock = clock
-        self._message_ends = np.array(sorted(message_end_ids), np.int64)
+        self._message_ends = np.array(sorted(message_end_ids), np.int32)
         self._on_misses = on_misses
         self._summary = Summary(log_interval_s)
         self._outstanding: dict[int, Checkpoint] = {}
@@ -92,17 +92,16 @@ class Driver:
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
         if record.arrival is not None:
             return  # a later chunk, or a request that was retracted
-        tokens = np.fromiter(req.origin_input_ids, np.int64)
+        tokens = requests.ids(req.origin_input_ids)
         boundaries = first_message(tokens, self._message_ends)
         try:
             boundaries += named(getattr(req.sampling_params, "custom_params", None), len(tokens))
         except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
             self.counts["bad_boundaries"] += 1
             logger.warning("request %s: %s", req.rid, error)
-        safe = (tokens & 0x3FFFFFFF).astype(np.int32)  # multimodal placeholders are 64-bit hashes
         record.arrival = arrival = self.decisions.arrive(
             req.rid,
-            safe,
+            tokens,
             self.now(req),
             start,
             max(start, record.known_tokens),
@@ -224,8 +223,8 @@ class Driver:
         if record.arrival is None or record.finished:
             return
         record.finished = True
-        ids = np.fromiter(list(req.origin_input_ids) + list(req.output_ids), np.int64)[:tokens]
-        self.decisions.finish(req.rid, record.arrival, (ids & 0x3FFFFFFF).astype(np.int32), self.now(req), kept)
+        sequence = np.concatenate((requests.ids(req.origin_input_ids), requests.ids(req.output_ids)))[:tokens]
+        self.decisions.finish(req.rid, record.arrival, sequence, self.now(req), kept)
 
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""

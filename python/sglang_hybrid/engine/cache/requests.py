@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from sglang_hybrid.prefix.serving import Arrival
 
@@ -39,6 +43,17 @@ def tracked(req: Any) -> Tracked:
         record = Tracked()
         setattr(req, _ATTRIBUTE, record)
     return record
+
+
+def ids(values: Sequence[int]) -> np.ndarray:
+    """Token ids of a request as int32, shape [n]: the low 30 bits, for placeholders of images are 64-bit hashes.
+
+    SGLang keeps them in an array, which cannot grow while somebody looks into it: what is returned is a copy.
+    """
+    whole = np.frombuffer(values, np.int64) if isinstance(values, array) and values.typecode == "q" else None
+    if whole is None or not whole.size:
+        whole = np.fromiter(values, np.int64, len(values))
+    return (whole & 0x3FFFFFFF).astype(np.int32)
 
 
 def namespace(req: Any) -> str | None:
