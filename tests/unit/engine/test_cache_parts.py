@@ -1,5 +1,6 @@
 """Parts of the cache that need no SGLang: boundaries, summaries, usage, the settings."""
 
+from array import array
 from collections import Counter
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.cache.metrics import Summary, miss_counter, summary
-from sglang_hybrid.engine.cache.requests import namespace, tracked
+from sglang_hybrid.engine.cache.requests import ids, namespace, tracked
 
 
 @pytest.mark.parametrize("custom", [None, {}, {"other": 1}])
@@ -91,3 +92,13 @@ def test_requests_are_kept_apart_by_key_and_salt() -> None:
 def test_bad_settings_are_refused(setting: str, value: object) -> None:
     with pytest.raises(ConfigError, match=setting):
         HybridConfig.from_mapping({setting: value})
+
+
+def test_token_ids_are_copied_and_cut_to_30_bits() -> None:
+    values = array("q", [1, 2**30 + 5, 2**62 + 7])
+    found = ids(values)
+    values.append(8)  # would raise while somebody looks into the array
+    assert found.tolist() == [1, 5, 7]
+    assert found.dtype == np.int32
+    assert ids([3, 2**30]).tolist() == [3, 0]
+    assert ids(array("q")).size == ids([]).size == 0

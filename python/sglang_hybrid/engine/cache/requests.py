@@ -50,9 +50,8 @@ def ids(values: Sequence[int]) -> np.ndarray:
 
     SGLang keeps them in an array, which cannot grow while somebody looks into it: what is returned is a copy.
     """
-    whole = np.frombuffer(values, np.int64) if isinstance(values, array) and values.typecode == "q" else None
-    if whole is None or not whole.size:
-        whole = np.fromiter(values, np.int64, len(values))
+    packed = isinstance(values, array) and values.typecode == "q"
+    whole = np.frombuffer(values, np.int64) if packed else np.fromiter(values, np.int64, len(values))
     return (whole & 0x3FFFFFFF).astype(np.int32)
 
 
