@@ -14,7 +14,8 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, 
             outputs[name] = answer["output_ids"]
             rows.append({"request": number, "turn": session.turn, "server": name, "prompt_tokens": len(prompt),
                          "cached_tokens": answer["cached_tokens"], "ttft_s": answer["ttft_s"]})  # fmt: skip
-        rows[-1]["tokens"] = np.array(prompt + outputs["hybrid"], np.int32)
+        rows[-1] |= {"tokens": np.array(prompt + outputs["hybrid"], np.int32), "reply": session.reply}
         session.done = not session.answer(outputs["hybrid"])
     return rows
 
@@ -148,7 +149,9 @@ def ratio(rows: list[dict[str, Any]], other: str, quantile: float, after: int = 
     return [float(point[0] / point[1]), *map(float, spread)]
 
 
-def measure(workload: str, preset: str, seed: int) -> dict[str, Any]:
+@contextmanager
+def started(workload: str, preset: str) -> Iterator[tuple[dict[str, Client], Callable[[str], ModelSpec]]]:
+    """Clients of ours and both cores of stock, warm, with the sizes of `workload`; and the spec behind one of them."""
     states, tokens = SIZES[workload]
     sizes = ["--max-total-tokens", str(tokens), "--max-mamba-cache-size", str(states), "--max-running-requests",
              str(RUNNING)]  # fmt: skip
@@ -157,27 +160,28 @@ def measure(workload: str, preset: str, seed: int) -> dict[str, Any]:
         "stock python": stock("extra_buffer", "python"),
         "stock rust": stock("extra_buffer", "rust"),
     }
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = model.build(Path(scratch) / preset, preset)
-        servers, clients = [], {}
-        try:
-            for name, (launcher, flags, environment) in commands.items():
-                log = Path(scratch) / f"{name}.log"
-                server = Server(folder, [*flags, *sizes], log=log, environment=environment, launcher=launcher)
-                servers.append(server)
-                server.wait_ready()
-                clients[name] = Client(server)
-                clients[name].ask(words(random.Random(0), 300), 4)
-            rows = run(workload, seed, clients)
-        finally:
-            for server in servers:
-                server.stop()
-        spec = from_config(folder, **engine_dtypes({**commands["hybrid"][2]}))
+        clients = {}
+        for name, (launcher, flags, environment) in commands.items():
+            log = Path(scratch) / f"{name}.log"
+            server = Server(folder, [*flags, *sizes], log=log, environment=environment, launcher=launcher)
+            stack.enter_context(server)
+            server.wait_ready()
+            clients[name] = Client(server)
+            clients[name].ask(words(random.Random(0), 300), 4)
+        yield clients, lambda name: from_config(folder, **engine_dtypes({**commands[name][2]}))
+
+
+def measure(workload: str, preset: str, seed: int) -> dict[str, Any]:
+    states, tokens = SIZES[workload]
+    with started(workload, preset) as (clients, spec_of):
+        rows, spec = run(workload, seed, clients), spec_of("hybrid")
     room = states - 3 * RUNNING
-    result: dict[str, Any] = {name: summary(rows, name) for name in commands}
+    result: dict[str, Any] = {name: summary(rows, name) for name in clients}
     result["predicted_hit_rate"] = predicted(spec, rows, room, tokens)
     result["unbounded_hit_rate"] = predicted(spec, rows, room, None)
-    for other in ("stock python", "stock rust"):
+    for other in list(clients)[1:]:
         result[f"ttft_p50_to_{other}"] = ratio(rows, other, 0.5)
         result[f"ttft_p95_to_{other}"] = ratio(rows, other, 0.95)
         result[f"later_turns_ttft_p95_to_{other}"] = ratio(rows, other, 0.95, after=1)

@@ -1,0 +1,124 @@
+"""Time to first token under load while states are scarce: ours beside both cores of stock SGLang, in open loop.
+
+    python benchmarks/serving/load.py [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
+
+The prompts of `contention.py`, now at Poisson times that do not wait for answers, so that a time to the first token
+holds the queue before it. The rate is `utilisation` over the mean prefill of stock's Python core, measured before, one
+request at a time. Servers take turns round by round, cache flushed, same prompts and times; the others idle meanwhile.
+`ideal` is what one first-come-first-served server would give with a prefill of the unbounded cache's length: the
+stock's measured seconds per token times the tokens that endless memory would leave to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import contention
+import numpy as np
+import provenance
+from contention import SIZES, started
+from servers import Client
+
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.demo import model
+from sglang_hybrid.sim import open_cache
+
+Row = dict[str, Any]
+
+
+def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
+    """Send the prompts of `rows` at `starts` (seconds from now); one row of times and cached tokens per prompt."""
+    urllib.request.urlopen(urllib.request.Request(client.server.url + "/flush_cache", b"{}"), timeout=60).read()
+    begin = time.perf_counter() + 0.5
+
+    def send(number: int) -> Row:
+        row = rows[number]
+        prompt = row["tokens"][: row["prompt_tokens"]].tolist()
+        time.sleep(max(0.0, begin + starts[number] - time.perf_counter()))
+        late = time.perf_counter() - begin - starts[number]
+        answer = client.ask(prompt, row["reply"])
+        return {"ttft_s": late + answer["ttft_s"], "cached_tokens": answer["cached_tokens"]}
+
+    with ThreadPoolExecutor(64) as pool:
+        return list(pool.map(send, range(len(rows))))
+
+
+def ideal(rows: list[Row], starts: np.ndarray, seconds_per_token: float, spec: ModelSpec) -> list[float]:
+    """Times to the first token of one first-come-first-served server whose cache forgets nothing."""
+    cache, free, times = open_cache("forecast", 1 << 60, spec), 0.0, []
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        tokens, n_input = row["tokens"], row["prompt_tokens"]
+        computed = n_input - cache.lookup(tokens[:n_input], start)
+        cache.commit(tokens, n_input, start)
+        free = max(free, start) + computed * seconds_per_token
+        times.append(free - start)
+    return times
+
+
+def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: int) -> dict[str, Any]:
+    with started(workload, preset) as (clients, spec_of):
+        singles = contention.run(workload, seed, clients)
+        rows = [row for row in singles if "tokens" in row]
+        alone = [row for row in singles if row["server"] == "stock python"]
+        prefill_s = float(np.mean([row["ttft_s"] for row in alone]))
+        computed = np.mean([row["prompt_tokens"] - row["cached_tokens"] for row in alone])
+        gaps = np.random.default_rng(seed).exponential(prefill_s / utilisation, len(rows))
+        starts = np.cumsum(gaps)
+        times: dict[str, list[list[float]]] = {name: [] for name in clients}
+        hits: dict[str, list[float]] = {name: [] for name in clients}
+        names = list(clients)
+        for turn in range(rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                done = replay(clients[name], rows, starts)
+                times[name].append([round(row["ttft_s"], 5) for row in done])
+                asked = sum(row["prompt_tokens"] for row in rows)
+                hits[name].append(sum(row["cached_tokens"] for row in done) / asked)
+        spec = spec_of("hybrid")
+    best = ideal(rows, starts, prefill_s / float(computed), spec)
+    result: dict[str, Any] = {"requests": len(rows), "prefill_s": prefill_s, "utilisation": utilisation, "seed": seed}
+    for name, spans in times.items():
+        result[name] = {"hit_rate": float(np.mean(hits[name])), **percentiles(np.concatenate(spans)), "ttft_s": spans}
+    result["ideal"] = percentiles(np.array(best))
+    for other in names[1:]:
+        for quantile in (50, 95):
+            result[f"ttft_p{quantile}_to_{other}"] = ratio(times["hybrid"], times[other], quantile / 100)
+    return result
+
+
+def percentiles(times: np.ndarray) -> dict[str, float]:
+    return {f"ttft_p{q}_ms": float(1e3 * np.quantile(times, q / 100)) for q in (50, 95, 99)}
+
+
+def ratio(ours: list[list[float]], theirs: list[list[float]], quantile: float) -> list[float]:
+    """Our quantile over theirs, all rounds together; then the lowest and highest ratio of two single rounds."""
+    single = [np.quantile(a, quantile) / np.quantile(b, quantile) for a in ours for b in theirs]
+    whole = np.quantile(np.concatenate(ours), quantile) / np.quantile(np.concatenate(theirs), quantile)
+    return [float(whole), float(min(single)), float(max(single))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="gdn", help=f"demo model: {', '.join(model.PRESETS)}")
+    parser.add_argument("--workload", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--utilisation", type=float, default=0.8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    options = parser.parse_args()
+    results = {}
+    for workload in options.workload:
+        results[workload] = row = measure(workload, options.preset, options.seed, options.utilisation, options.rounds)
+        shown = {name: {k: v for k, v in cell.items() if k != "ttft_s"} if isinstance(cell, dict) else cell
+                 for name, cell in row.items()}  # fmt: skip
+        print(workload, shown, flush=True)
+    if not options.dry:
+        head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
+        print(provenance.write("serving", f"load-{options.preset}", {**head, "workloads": results}))
+
+
+if __name__ == "__main__":
+    main()
