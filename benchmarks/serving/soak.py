@@ -41,7 +41,7 @@ from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 
 RUNNING, STATES, TOKENS = 6, 26, 5_000
-PHASE_S, SAMPLE_S = 30.0, 10.0
+PHASE_S, SAMPLE_S, PATIENCE_S = 30.0, 10.0, 1200.0
 PHASES = {  # weights of conversations, documents and odd lengths
     "chat": (1.0, 0.0, 0.1),
     "documents": (0.1, 1.0, 0.0),
@@ -82,7 +82,8 @@ def questions(client: Client, seed: int) -> dict[str, list[Question]]:
     def asked(prompts: list[list[int]], low: int, high: int) -> list[Question]:
         lengths = [rng.randint(low, high) for _ in prompts]
         with ThreadPoolExecutor(RUNNING) as pool:
-            answers = pool.map(lambda pair: client.generate(*pair)[0], zip(prompts, lengths, strict=True))
+            pairs = zip(prompts, lengths, strict=True)
+            answers = pool.map(lambda pair: client.generate(*pair, timeout=PATIENCE_S)[0], pairs)
         return [Question(*each) for each in zip(prompts, lengths, answers, strict=True)]
 
     systems = [words(rng, n) for n in (64, 150, 400)]
@@ -99,7 +100,7 @@ def questions(client: Client, seed: int) -> dict[str, list[Question]]:
 def ask(client: Client, question: Question, tally: Tally) -> None:
     """One request of a well-behaved client."""
     try:
-        output, hit = client.generate(question.prompt, question.tokens, timeout=180)
+        output, hit = client.generate(question.prompt, question.tokens, timeout=PATIENCE_S)
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[:300]
         clean = text.startswith("{") and "error" in text  # said what was wrong, in the protocol
@@ -276,10 +277,10 @@ def main() -> None:
         folder = model.build(Path(scratch) / options.preset, options.preset)
         off = ("--disable-radix-cache", "--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512")
         with Server(folder, off, log=Path(scratch) / "off.log", environment=ENVIRONMENT) as server:
-            server.wait_ready()
+            server.wait_ready(PATIENCE_S)
             pool = questions(Client(server), options.seed)
         with Server(folder, flags(options, folder), log=Path(scratch) / "on.log", environment=ENVIRONMENT) as server:
-            server.wait_ready()
+            server.wait_ready(PATIENCE_S)
             client = Client(server)
             pid = scheduler(client).pid
             rows = load(client, pool, options, tally)

@@ -15,6 +15,7 @@ usage: sglang-hybrid COMMAND ...
   replay LOG ...     take the decisions of a server's request log again and compare them; exit status 1 if one differs
   spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json)
   doctor             this environment and what is wrong with it; exit status 1 if something is
+  doctor --url URL   the elastic memory of a running server: granules by kind, calls and their times, high-water marks
 """
 
 
@@ -85,10 +86,11 @@ def _spec(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     from sglang_hybrid.engine import doctor
+    from sglang_hybrid.engine.pools import remote
 
-    if arguments:
-        raise ConfigError(f"doctor takes no arguments: {arguments[0]}")
-    findings = doctor.examine()
+    if arguments and (arguments[0] != "--url" or len(arguments) != 2):
+        raise ConfigError(f"doctor takes --url URL or nothing: {' '.join(arguments)}")
+    findings = remote.examine(arguments[1]) if arguments else doctor.examine()
     for finding in findings:
         print(finding)  # noqa: T201
     return 1 if any(finding.problem for finding in findings) else 0

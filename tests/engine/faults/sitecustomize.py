@@ -15,11 +15,13 @@ if "ELASTIC_FAULTS" in os.environ:
         return 0 if (faults / "taken").exists() else available(driver)
 
     def map_once(driver: HostDriver, address: int, size_bytes: int, handle: int) -> None:
-        """The second granule of a column cannot be mapped."""
+        """Every second granule cannot be mapped for a while, or none at all."""
         if (faults / "map").exists():
             driver.hits = getattr(driver, "hits", 0) + 1
-            if driver.hits % 2 == 0:
+            if driver.hits % 2 == 0 and driver.hits < 40:
                 raise PoolExhausted(f"no more mappings: {size_bytes}")
+        if (faults / "none").exists():
+            raise PoolExhausted(f"no mappings at all: {size_bytes}")
         map_granule(driver, address, size_bytes, handle)
 
     HostDriver.available_bytes = available_bytes  # type: ignore[method-assign]

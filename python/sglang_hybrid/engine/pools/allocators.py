@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator, alloc_extend_naive
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang.srt.utils import get_num_new_pages
@@ -99,7 +99,10 @@ class ElasticTokens(_Elastic, TokenToKVPoolAllocator):
 
 
 class ElasticPages(_Elastic, PagedTokenToKVPoolAllocator):
-    """Pages of several tokens: SGLang's kernels take exactly the pages they need from `free_pages`."""
+    """Pages of several tokens: SGLang's kernels take exactly the pages they need from `free_pages`.
+
+    On a CPU `super()` is what engine/cpu/pages.py put in SGLang's place.
+    """
 
     def __init__(self, size: int, *, kvcache: Any, **options: Any) -> None:
         self._open(kvcache)
@@ -125,11 +128,6 @@ class ElasticPages(_Elastic, PagedTokenToKVPoolAllocator):
         pages = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, prefix_lens=prefix_lens_cpu)
         if not self._draw(int(pages)):
             return None
-        if torch.device(self.device).type == "cpu":  # SGLang's kernel is Triton's
-            tokens = torch.empty(extend_num_tokens, dtype=torch.int64)
-            alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, tokens, self.page_size, "cpu")
-            self.free_pages = self.free_pages[:0]
-            return tokens
         given: torch.Tensor | None = super().alloc_extend(
             prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, *args, **kwargs
         )
@@ -140,11 +138,6 @@ class ElasticPages(_Elastic, PagedTokenToKVPoolAllocator):
     ) -> torch.Tensor | None:
         if not self._draw(int(get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, decode=True))):
             return None
-        if torch.device(self.device).type == "cpu":
-            tokens = last_loc.to(torch.int64) + 1
-            tokens[(seq_lens - 1) % self.page_size == 0] = self.free_pages * self.page_size
-            self.free_pages = self.free_pages[:0]
-            return tokens
         given: torch.Tensor | None = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
         return given
 

@@ -107,7 +107,8 @@ class Supply:
             self.drain()
         try:
             if short > self.pool.room:
-                self._grown.timed(lambda: self._draw(short))
+                granules = self.pool.columns_for(short) * self.pool.books.column_granules
+                self._grown.timed(lambda: self._draw(short), granules)
             else:
                 self._draw(short)
         except PoolExhausted:

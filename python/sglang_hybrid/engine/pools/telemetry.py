@@ -8,10 +8,10 @@ from typing import Any
 
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.capacity import Capacity
+from sglang_hybrid.engine.pools.remote import PREFIX
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "sglang:elastic_memory_"
 _EXPORT_EVERY_S = 1.0
 
 

@@ -1,0 +1,118 @@
+"""`sglang-hybrid doctor --url`: the elastic memory of a running server, or why it cannot be shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_hybrid import cli
+from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.engine.pools.remote import PREFIX
+from sglang_hybrid.engine.pools.telemetry import figures
+from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+
+
+class Pages(BaseHTTPRequestHandler):
+    """Answers /metrics with `text`; 404 while it is None."""
+
+    text: str | None = None
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/metrics" and Pages.text is not None else 404)
+        self.end_headers()
+        self.wfile.write((Pages.text or "").encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """The metrics of an arena that holds three states and a hundred tokens."""
+    sizing = choose(Kinds(256, 2, 1, 20_000), 1 << 20, 4096, 2)
+    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
+    for layout in (sizing.state_layout, sizing.kv_layout):
+        arena.open(layout)
+    arena.supplies[STATE].take(3)
+    arena.supplies[KV].take(100)
+    arena.sort()
+    found = figures(SimpleNamespace(arena=arena, refusals=7, evicted={KV: 1, STATE: 2}))  # type: ignore[arg-type]
+    arena.pooled.close()
+    driver.close()
+    series = (
+        f'{PREFIX}{name}{{kind="{kind}",pid="1"}} {value}' if kind else f"{PREFIX}{name} {value}"
+        for (name, kind), value in found.items()
+    )
+    return "# HELP of something\nother_metric 3.0\n" + "\n".join(series) + "\n"
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = cli.main(["doctor", *arguments])
+    shown = capsys.readouterr()
+    return status, shown.out + shown.err
+
+
+def test_it_shows_who_has_the_memory(capsys: pytest.CaptureFixture[str], url: str, page: str) -> None:
+    Pages.text = page
+    status, shown = doctor(capsys, "--url", url)
+    assert status == 0
+    lines = {line[9:27].strip(): line[28:] for line in shown.splitlines()}
+    assert {"budget", "KV", "states", "resident", "map", "unmap", "transfers", "high-water marks"} <= set(lines)
+    assert lines["waits"].startswith("7 times")
+    assert "2 evictions" in lines["states"]
+    assert "1 evictions" in lines["KV"]
+    assert not lines["map"].startswith("0 calls")
+
+
+def test_a_failed_mapping_is_a_problem_with_a_remedy(capsys: pytest.CaptureFixture[str], url: str, page: str) -> None:
+    Pages.text = page.replace('failures{kind="map",pid="1"} 0', 'failures{kind="map",pid="1"} 3')
+    status, shown = doctor(capsys, "--url", url)
+    assert status == 1
+    assert "3 failed" in shown
+    assert "lower the budget, or free memory" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "start it with --enable-metrics"), ("other_metric 3.0\n", "memory is static")],
+)
+def test_a_server_that_has_nothing_to_show(
+    capsys: pytest.CaptureFixture[str], url: str, text: str | None, said: str
+) -> None:
+    Pages.text = text
+    status, shown = doctor(capsys, "--url", url)
+    assert status == 2
+    assert said in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--url", "http://127.0.0.1:9"), "no server answers there"),
+        (("--url", "localhost:30000"), "for example http://127.0.0.1:30000: localhost:30000"),
+        (("--url",), "doctor takes --url URL or nothing: --url"),
+        (("now",), "doctor takes --url URL or nothing: now"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    status, shown = doctor(capsys, *arguments)
+    assert status == 2
+    assert said in shown
