@@ -2,7 +2,7 @@
 
     python benchmarks/serving/load.py [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
 
-The prompts of `contention.py`, now at Poisson times that do not wait for answers, so that a time to the first token
+The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for answers, so that a time to the first token
 holds the queue before it. The rate is `utilisation` over the mean prefill of stock's Python core, measured before, one
 request at a time. Servers take turns round by round, cache flushed, same prompts and times; the others idle meanwhile.
 `ideal` is what one first-come-first-served server would give with a prefill of the unbounded cache's length: the
@@ -79,7 +79,8 @@ def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: i
                 hits[name].append(sum(row["cached_tokens"] for row in done) / asked)
         spec = spec_of("hybrid")
     best = ideal(rows, starts, prefill_s / float(computed), spec)
-    result: dict[str, Any] = {"requests": len(rows), "prefill_s": prefill_s, "utilisation": utilisation, "seed": seed}
+    result: dict[str, Any] = {"requests": len(rows), "prefill_s": prefill_s, "utilisation": utilisation}
+    result["alone"] = contention.digest(workload, seed, singles, spec)
     for name, spans in times.items():
         result[name] = {"hit_rate": float(np.mean(hits[name])), **percentiles(np.concatenate(spans)), "ttft_s": spans}
     result["ideal"] = percentiles(np.array(best))
@@ -112,9 +113,11 @@ def main() -> None:
     results = {}
     for workload in options.workload:
         results[workload] = row = measure(workload, options.preset, options.seed, options.utilisation, options.rounds)
-        shown = {name: {k: v for k, v in cell.items() if k != "ttft_s"} if isinstance(cell, dict) else cell
-                 for name, cell in row.items()}  # fmt: skip
-        print(workload, shown, flush=True)
+        for name, cell in row.items():
+            short = (
+                cell if not isinstance(cell, dict) else {k: v for k, v in cell.items() if k not in ("ttft_s", "rows")}
+            )
+            print(workload, name, short, flush=True)
     if not options.dry:
         head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
         print(provenance.write("serving", f"load-{options.preset}", {**head, "workloads": results}))
