@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.cpu.host_tier import IO_BACKEND, LAYOUT
 from sglang_hybrid.plugin import activate_platform
 
 activate_platform()
@@ -27,9 +28,11 @@ SPEC = ModelSpec("pools", 256, 4096, 1000.0, 1.0)
 GRID = 64
 
 
-def publish(page_size: int, strategy: str) -> None:
+def publish(page_size: int, strategy: str, **more: Any) -> None:
     """Make SGLang's process-wide settings those of a scheduler."""
-    arguments = ServerArgs(model_path="dummy", device="cpu", page_size=page_size, mamba_radix_cache_strategy=strategy)
+    arguments = ServerArgs(
+        model_path="dummy", device="cpu", page_size=page_size, mamba_radix_cache_strategy=strategy, **more
+    )
     arguments._mamba_cache_chunk_size = GRID
     try:
         from sglang.srt.server_args import set_global_server_args_for_scheduler as put
@@ -41,10 +44,27 @@ def publish(page_size: int, strategy: str) -> None:
         put(arguments)
 
 
-class Tree:
-    """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock."""
+@cache
+def apply_cpu_hooks() -> None:
+    """What a scheduler does at its start."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
 
-    def __init__(self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1) -> None:
+    from sglang_hybrid.engine import cpu
+
+    cpu.register_hooks()
+    HookRegistry.apply_hooks()
+
+
+class Tree:
+    """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock.
+
+    With a `host_ratio` it has a host tier that many times as large.
+    """
+
+    def __init__(
+        self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
+        write_policy: str = "write_through",
+    ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
         from sglang.srt.environ import envs
         from sglang.srt.mem_cache import allocator
@@ -54,11 +74,17 @@ class Tree:
 
         from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
         from sglang_hybrid.engine.cache.driver import Driver
+        from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
+        from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.prefix.serving import Decisions
 
         extra = page_size > 1
-        publish(page_size, "extra_buffer" if extra else "no_buffer")
+        tier: dict[str, Any] = {}
+        if host_ratio:
+            tier = {"enable_hierarchical_cache": True, "hicache_ratio": host_ratio, "hicache_io_backend": IO_BACKEND}
+            tier |= {"hicache_mem_layout": LAYOUT, "hicache_write_policy": write_policy}
+        publish(page_size, "extra_buffer" if extra else "no_buffer", **tier)
         shape = Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=64, n_groups=1, num_heads=2, head_dim=4, state_size=4, conv_kernel=4
         )
@@ -86,15 +112,22 @@ class Tree:
         self.driver: Driver | None = None
         if eviction is not None:
             decisions = Decisions(SPEC, "judicious", "forecast" if eviction == "lru" else eviction)
-            victims = Victims(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
+            watched = TieredVictims if host_ratio else Victims
+            victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
             self.driver = Driver(
                 decisions, victims, lambda _: self.clock.now(), GRID if extra else 1, GRID, scores=eviction != "lru"
             )
             params.component_registry_override = {
-                TYPES["kv"]: partial(HybridFull, self.driver),
-                TYPES["state"]: partial(HybridMamba, self.driver),
+                TYPES["kv"]: partial(TieredFull if host_ratio else HybridFull, self.driver),
+                TYPES["state"]: partial(TieredMamba if host_ratio else HybridMamba, self.driver),
             }
         self.cache: Any = UnifiedRadixCache(params)
+        self.kv = kv.full_kv_pool
+        if host_ratio:
+            apply_cpu_hooks()
+            self.cache.init_hicache(None, params)
+            if self.driver is not None:
+                self.driver.tier = HostTier(self.cache, TYPES["state"])
         self.types = TYPES
         self.page_size = page_size
 

@@ -14,6 +14,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward, hooks, kernels, metrics
 from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.seeds import read_prefixes
@@ -32,24 +33,36 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
         return default_radix_cache_factory(ctx)
     from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
+    from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
 
+    full, mamba = (TieredFull, TieredMamba) if tiered(ctx) else (HybridFull, HybridMamba)
     driver = make_driver(ctx, config, spec, TYPES)
     ctx.params.component_registry_override = {
-        TYPES["kv"]: partial(HybridFull, driver),
-        TYPES["state"]: partial(HybridMamba, driver),
+        TYPES["kv"]: partial(full, driver),
+        TYPES["state"]: partial(mamba, driver),
     }
     cache = default_radix_cache_factory(ctx)
     if driver.cache is None:
         return cache  # SGLang chose a cache without our components: chunked only
+    if tiered(ctx):
+        driver.tier = HostTier(cache, TYPES["state"])
     hooks.activate(driver)
     return cache
+
+
+def tiered(ctx: Any) -> bool:
+    """Whether there is a host tier and its order can be ours."""
+    return bool(ctx.enable_hierarchical_cache) and compat.engine_version() == compat.PRIMARY
 
 
 def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str, Any]) -> Driver:
     """The driver of one scheduler process."""
     admits, scores = config.admission != UPSTREAM, config.eviction != LRU
-    if ctx.enable_hierarchical_cache and scores:
-        logger.warning("with a hierarchical cache SGLang's own order of eviction stays: ours was not run with one yet")
+    if ctx.enable_hierarchical_cache and scores and not tiered(ctx):
+        logger.warning(
+            "with a hierarchical cache SGLang's own order of eviction stays: ours was run with one in %s only",
+            compat.PRIMARY,
+        )
         scores = False
     policy = (
         spec,
@@ -62,7 +75,8 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     )
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
-    victims = Victims(decisions, types["kv"], types["state"], watches=scores)
+    watched = TieredVictims if tiered(ctx) else Victims
+    victims = watched(decisions, types["kv"], types["state"], watches=scores)
     args = compat.resolved(ctx.server_args)
     speculates = bool(getattr(args, "speculative_algorithm", None))
     device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)

@@ -32,15 +32,16 @@ class _Ordered:
         super().__init__(cache, params)
 
     def _begin(self, core: Any, request_cnt: int) -> bool:
-        """A walk of SGLang begins; whether it follows our order.
-
-        Session radix caches keep an order of their own, which a score must not cut across.
-        """
-        driver = self.driver
-        self._ours = driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
+        """A walk of SGLang begins; whether it follows our order."""
+        self._ours = self._scored(core)
         self._wanted = request_cnt
         self._tried: set[int] = set()
         return self._ours
+
+    def _scored(self, core: Any) -> bool:
+        """Whether scores are the order. Session radix caches keep one of their own, which they must not cut across."""
+        driver = self.driver
+        return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
 
     def _victim(self, core: Any) -> Any | None:
         assert self.driver is not None

@@ -14,6 +14,7 @@ from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.boundaries import first_message, named
 from sglang_hybrid.engine.cache.metrics import Summary
 from sglang_hybrid.engine.cache.requests import Checkpoint, Tracked, tracked
+from sglang_hybrid.engine.cache.tiers import HostTier
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.mark import Kind, Mark
@@ -56,6 +57,7 @@ class Driver:
         self.scores = scores
         self.cache: Any = None
         self.capacity: Any = None  # elastic memory: one budget for both kinds (engine/pools)
+        self.tier: HostTier | None = None
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._message_ends = np.array(sorted(message_end_ids), np.int32)
@@ -82,6 +84,8 @@ class Driver:
         """A prefill batch is about to run: decide what each of its requests checkpoints, and find the slots."""
         if self.cache is None or self.cache.disable:
             return
+        if self.tier is not None:
+            self.tier.back_up()
         for req, start, length in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             record = tracked(req)
             self._arrive(req, record, start)
@@ -204,6 +208,8 @@ class Driver:
         node.hybrid_mark = mark
         self.victims.touch(node)
         self.victims.touch_below(node)
+        if self.tier is not None:
+            self.tier.saved(node)
         if record is None or record.arrival is None or mark is not record.arrival.tip:
             return
         earlier, record.tip_node = record.tip_node, node
@@ -238,6 +244,7 @@ class Driver:
         kv = state_of(req)
         pool = self.cache.req_to_token_pool
         need = 0 if kv.mamba_pool_idx is not None else 1
+        need += need and bool(getattr(req, "mamba_host_hit_length", 0))  # what its match loads back
         if self.cache.enable_mamba_extra_buffer and kv.mamba_ping_pong_track_buffer is None:
             need += 1 if pool.enable_mamba_extra_buffer_lazy else pool.mamba_ping_pong_track_buffer_size
         return need

@@ -56,6 +56,8 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
 
     result, capacity = AddReqResult.NO_TOKEN, driver.capacity
     if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
+        if driver.tier is not None:
+            driver.tier.secure(driver, req)
         result = original(adder, req, *args, **kwargs)
     else:
         driver.let_go(req)
