@@ -2,11 +2,11 @@
 
     python benchmarks/serving/load.py [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
 
-The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for answers, so that a time to the first token
-holds the queue before it. The rate is `utilisation` over the mean prefill of stock's Python core, measured before, one
-request at a time. Servers take turns round by round, cache flushed, same prompts and times; the others idle meanwhile.
-`ideal` is what one first-come-first-served server would give with a prefill of the unbounded cache's length: the
-stock's measured seconds per token times the tokens that endless memory would leave to compute.
+The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for
+answers, so that a time to the first token holds the queue before it. The rate is `utilisation` over the mean prefill of
+stock's Python core one at a time. Servers take turns round by round, cache flushed, same prompts and times; the others
+idle meanwhile. `ideal` is one first-come-first-served server whose cache forgets nothing: stock's measured seconds per
+token times the tokens that endless memory would leave to compute.
 """
 
 from __future__ import annotations
