@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
+from configs import LLAMA, QWEN3_NEXT, write
 
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight
 from sglang_hybrid.engine.preflight import Model
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "vocab_size": 320,
-    "dtype": "float32",
-}
-QWEN3_NEXT = {
-    **LLAMA,
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-    "decoder_sparse_step": 1,
-}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "model", QWEN3_NEXT)
-
-
-def write(folder: Path, config: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
-    return folder
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

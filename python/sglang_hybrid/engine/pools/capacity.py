@@ -36,6 +36,7 @@ class Capacity:
         self.driver = driver
         self.evicted = {KV: 0, STATE: 0}  # victims chosen because memory was short
         self.refusals = 0  # requests and chunks that had to wait for memory
+        self._refusals_seen = 0
         self.telemetry: Any = None
         self.promised = {KV: 0, STATE: 0}
         self._adder: Any = None
@@ -45,6 +46,11 @@ class Capacity:
         """Nothing is admitted yet."""
         self.arena.used()
         self.promised = {KV: 0, STATE: 0}
+
+    def just_refused(self) -> bool:
+        """Whether anybody had to wait since this was asked last."""
+        seen, self._refusals_seen = self._refusals_seen, self.refusals
+        return self.refusals > seen
 
     def room_for(self, adder: Any, req: Any) -> bool:
         """Whether `req` may start, as far as memory goes; then what its first pass needs is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ RESUME = _UPDATER + "resume_memory_occupation"
 
 _KV_TAG = "kv_cache"
 _SETTLE_EVERY_S = 0.2
+_DOZE_S = 0.01
 
 
 def register() -> list[str]:
@@ -105,20 +107,36 @@ def passed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def idle(scheduler: Any, *_: Any, **__: Any) -> None:
-    """Give unused memory back once it was unused for a while."""
+    """Give unused memory back once it was unused for a while; rest a little if all that is left to do is to wait."""
     driver = cache_hooks.driver_of(scheduler.tree_cache)
     if driver is not None and driver.capacity is not None:
         arena = driver.capacity.arena
+        if driver.capacity.just_refused():
+            _doze(scheduler)
         if arena.clock() - arena.settled_s >= _SETTLE_EVERY_S:
             while arena.settle() and not _somebody_waits(scheduler):
                 pass
             driver.capacity.telemetry.tick()
 
 
+def _doze(scheduler: Any) -> None:
+    """Nobody runs and who waits cannot start: SGLang would ask again at once, and keep a core busy with it."""
+    poller = _poller(scheduler)
+    if poller is None:
+        time.sleep(_DOZE_S)
+    else:
+        poller.poll(1000 * _DOZE_S)
+
+
 def _somebody_waits(scheduler: Any) -> bool:
     """Whether a message lies in a socket of the scheduler; True where it cannot be told."""
-    poller = getattr(getattr(scheduler, "idle_sleeper", None), "poller", None)
+    poller = _poller(scheduler)
     return poller is None or bool(poller.poll(0))
+
+
+def _poller(scheduler: Any) -> Any:
+    """Of the sockets that wake a sleeping scheduler; None if it never sleeps."""
+    return getattr(getattr(scheduler, "idle_sleeper", None), "poller", None)
 
 
 def release(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:
