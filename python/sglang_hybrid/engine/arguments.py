@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import cpu_profile, flags
+from sglang_hybrid.engine import cpu_profile, flags, hierarchical
 from sglang_hybrid.engine.pools import refusals
 from sglang_hybrid.engine.preflight import Model
 
@@ -44,6 +44,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
     refusals.check(parsed, rest, config, model, on_cpu)
+    hierarchical.check(parsed, model, on_cpu)
     return final, parsed
 
 

@@ -1,0 +1,67 @@
+"""What HiCache cannot do with a model with recurrent states, or on a CPU, said before a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cpu import host_tier
+from sglang_hybrid.engine.preflight import Model
+
+_PAGED = ("page_first", "page_first_direct", "page_first_kv_split")
+"""Layouts of host memory in which a state has a place."""
+
+
+def check(namespace: Any, model: Model, on_cpu: bool) -> None:
+    """Raise ConfigError if a host tier was asked for and cannot work; `namespace` are SGLang's final settings."""
+    if not namespace.enable_hierarchical_cache:
+        return
+    if namespace.disable_radix_cache:
+        raise _refusal("there is no cache to back; drop one of the two flags", "--disable-radix-cache")
+    if (namespace.hicache_ratio or 1) <= 0 or namespace.hicache_size < 0:
+        raise _refusal("the host tier needs a size of more than zero", _size(namespace))
+    if on_cpu:
+        _check_cpu(namespace)
+    if model.spec is None or not model.spec.checkpoint_bytes:
+        return
+    if getattr(namespace, "hicache_host_memory_mode", "cache") != "cache":
+        raise _refusal(
+            "SGLang stages no recurrent states; drop the flag",
+            f"--hicache-host-memory-mode {namespace.hicache_host_memory_mode}",
+        )
+    if namespace.hicache_mem_layout not in _PAGED:
+        raise _refusal(
+            f"recurrent states lie page by page; choose one of {', '.join(_PAGED)}",
+            f"--hicache-mem-layout {namespace.hicache_mem_layout}",
+        )
+
+
+def _check_cpu(namespace: Any) -> None:
+    if not compat.has_host_pools():
+        raise _refusal(
+            f"on a CPU it was run with SGLang {compat.PRIMARY} only; install it or drop the flag",
+            compat.engine_version(),
+        )
+    asked = namespace.hicache_io_backend, namespace.hicache_mem_layout
+    if asked != (host_tier.IO_BACKEND, host_tier.LAYOUT):
+        raise _refusal(
+            f"on a CPU it has plain copies only: --hicache-io-backend {host_tier.IO_BACKEND} --hicache-mem-layout "
+            f"{host_tier.LAYOUT}, the defaults there",
+            f"--hicache-io-backend {asked[0]} --hicache-mem-layout {asked[1]}",
+        )
+    if namespace.hicache_storage_backend is not None:
+        raise _refusal(
+            "storage behind it was not run on a CPU; drop the flag",
+            f"--hicache-storage-backend {namespace.hicache_storage_backend}",
+        )
+
+
+def _size(namespace: Any) -> str:
+    if namespace.hicache_size < 0:
+        return f"--hicache-size {namespace.hicache_size}"
+    return f"--hicache-ratio {namespace.hicache_ratio}"
+
+
+def _refusal(reason: str, value: str) -> ConfigError:
+    return ConfigError(f"--enable-hierarchical-cache cannot serve this: {reason}: {value}")

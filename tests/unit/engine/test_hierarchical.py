@@ -1,0 +1,75 @@
+"""A host tier that cannot work is refused before anything starts; on a CPU it gets the settings that do."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import LLAMA, QWEN3_NEXT, write
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import arguments, compat, flags, hierarchical, preflight
+
+
+def completed(folder: Path, config: dict[str, Any], *more: str) -> Any:
+    path = str(write(folder, config))
+    rest = ["--model-path", path, "--enable-hierarchical-cache", *more]
+    model = preflight.inspect_model(argparse.Namespace(model_path=path, load_format="auto"))
+    return arguments.complete(flags.parse_engine(rest), rest, HybridConfig(), model)[1]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
+    parsed = completed(tmp_path, QWEN3_NEXT)
+    assert (parsed.hicache_io_backend, parsed.hicache_mem_layout) == ("direct", "page_first_direct")
+    assert parsed.hicache_ratio == 2.0
+    assert completed(tmp_path, QWEN3_NEXT, "--hicache-ratio", "0.5").hicache_ratio == 0.5
+    assert completed(tmp_path, QWEN3_NEXT, "--hicache-size", "1").hicache_ratio is None
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [
+        (("--disable-radix-cache",), "no cache to back"),
+        (("--hicache-io-backend", "kernel"), "plain copies only"),
+        (("--hicache-mem-layout", "page_first"), "plain copies only"),
+        (("--hicache-storage-backend", "file"), "storage behind it"),
+        (("--hicache-host-memory-mode", "buffer_only"), "stages no recurrent states"),
+        (("--hicache-ratio", "-1"), "more than zero"),
+        (("--hicache-size", "-2"), "more than zero"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        completed(tmp_path, QWEN3_NEXT, *rest)
+    assert " ".join(rest) in str(refused.value)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HOST_POOLS", ("sglang.srt.mem_cache.memory_pool_host:MHATokenToKVPoolHost",))
+    with pytest.raises(ConfigError, match="on a CPU it was run with"):
+        completed(tmp_path, QWEN3_NEXT)
+
+
+def test_states_lie_page_by_page(tmp_path: Path) -> None:
+    settings = {
+        "enable_hierarchical_cache": True, "disable_radix_cache": False, "hicache_ratio": None, "hicache_size": 0,
+        "hicache_mem_layout": "layer_first",
+    }  # fmt: skip
+    for config in (LLAMA, QWEN3_NEXT):
+        model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="auto"))
+        if config is LLAMA:
+            hierarchical.check(argparse.Namespace(**settings), model, False)
+        else:
+            with pytest.raises(ConfigError, match="page by page"):
+                hierarchical.check(argparse.Namespace(**settings), model, False)
