@@ -1,6 +1,6 @@
 """Minutes of shifting load while states and KV are scarce: every request ends, no token is wrong, nothing is lost.
 
-    python benchmarks/serving/soak.py [--memory elastic] [--strategy extra_buffer] [--preset gdn] [--minutes 30]
+    python benchmarks/serving/soak.py [--memory elastic] [--strategy extra_buffer ...] [--preset gdn ...]
 
 First a server without a cache answers a fixed set of prompts (conversations, documents, odd lengths). Then a server
 with less memory than the set needs answers prompts drawn from it, phase by phase with other weights, six at a time,
@@ -123,10 +123,10 @@ def ask(client: Client, question: Question, tally: Tally) -> None:
 def be_rude(client: Client, stop: threading.Event, seed: int, tally: Tally) -> None:
     """Hang up in mid-prefill and in mid-decode, and abort."""
     rng, number = random.Random(seed), 0
-    while not stop.wait(rng.uniform(0.2, 1.5)):
+    while not stop.wait(rng.uniform(0.5, 3.0)):
         number += 1
         prompt, rid = words(rng, rng.choice((30, 300, 1500))), f"rude-{seed}-{number}"
-        body = {"input_ids": prompt, "rid": rid, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        body = {"input_ids": prompt, "rid": rid, "sampling_params": {"max_new_tokens": 80, "ignore_eos": True}}
         aborts = rng.random() < 0.5
         if aborts:
             threading.Timer(rng.uniform(0.05, 0.8), quietly, (client, "/abort_request", {"rid": rid})).start()
@@ -262,43 +262,52 @@ def judge(tally: Tally, folder: Path) -> dict[str, int]:
     return verdict
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="gdn", choices=("gdn", "mamba2"))
-    parser.add_argument("--strategy", default="extra_buffer", choices=("extra_buffer", "no_buffer"))
-    parser.add_argument("--memory", default="elastic", choices=("elastic", "static"))
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
-    parser.add_argument("--keep-log", type=Path, default=None, help="copy the server's log to this file")
-    options = parser.parse_args()
-    tally, head = Tally(), provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = model.build(Path(scratch) / options.preset, options.preset)
-        off = ("--disable-radix-cache", "--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512")
-        with Server(folder, off, log=Path(scratch) / "off.log", environment=ENVIRONMENT) as server:
-            server.wait_ready(PATIENCE_S)
-            pool = questions(Client(server), options.seed)
-        with Server(folder, flags(options, folder), log=Path(scratch) / "on.log", environment=ENVIRONMENT) as server:
-            server.wait_ready(PATIENCE_S)
-            client = Client(server)
-            pid = scheduler(client).pid
-            rows = load(client, pool, options, tally)
-            alive = server.process.poll() is None and scheduler(client).pid == pid
-            end = settle(client, options.memory) if alive else {}
-            log = server.log.read_text()
-        if options.keep_log is not None:
-            options.keep_log.write_text(log)
-        verdict = judge(tally, folder)
+def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Question]], head: dict[str, Any]) -> None:
+    """One server under load, judged and published."""
+    tally, log_file = Tally(), folder.with_suffix(".log")
+    with Server(folder, flags(options, folder), log=log_file, environment=ENVIRONMENT) as server:
+        server.wait_ready(PATIENCE_S)
+        client = Client(server)
+        pid = scheduler(client).pid
+        rows = load(client, pool, options, tally)
+        alive = server.process.poll() is None and scheduler(client).pid == pid
+        end = settle(client, options.memory) if alive else {}
+        log = server.log.read_text()
+    if options.keep_log is not None:
+        options.keep_log.write_text(log)
+    verdict = judge(tally, folder)
     complaints = sorted({line[:200] for line in log.splitlines() if re.search(COMPLAINTS, line)})
     summary = {"alive": alive, **tally.counts, **verdict, "exact": end.get("exact"), "complaints": complaints,
                "unclean": tally.unclean[:10]}  # fmt: skip
-    print(json.dumps(summary, indent=1))
+    print(json.dumps(summary, indent=1), flush=True)
     if not options.dry:
         name = f"soak-{options.memory}-{options.preset}-{options.strategy}"
         settings = {key: value for key, value in vars(options).items() if key not in ("dry", "keep_log")}
         result = {**head, **settings, "states": STATES, "kv_tokens": TOKENS, "columns": "benchmarks/serving/README.md"}
-        print(provenance.write("serving", name, {**result, "summary": summary, "end": end, "rows": rows}))
+        print(provenance.write("serving", name, {**result, "summary": summary, "end": end, "rows": rows}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", nargs="+", default=["gdn"], choices=("gdn", "mamba2"))
+    parser.add_argument("--strategy", nargs="+", default=["extra_buffer"], choices=("extra_buffer", "no_buffer"))
+    parser.add_argument("--memory", default="elastic", choices=("elastic", "static"))
+    parser.add_argument("--minutes", type=float, default=30, help="of load, for each preset and strategy")
+    parser.add_argument("--seed", type=int, default=6)
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    parser.add_argument("--keep-log", type=Path, default=None, help="copy the server's log to this file")
+    options = parser.parse_args()
+    head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
+    with tempfile.TemporaryDirectory() as scratch:
+        for preset in options.preset:
+            folder = model.build(Path(scratch) / preset, preset)
+            off = ("--disable-radix-cache", "--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512")
+            with Server(folder, off, log=Path(scratch) / "off.log", environment=ENVIRONMENT) as server:
+                server.wait_ready(PATIENCE_S)
+                pool = questions(Client(server), options.seed)
+            for strategy in options.strategy:
+                one = argparse.Namespace(**{**vars(options), "preset": preset, "strategy": strategy})
+                soak(folder, one, pool, head)
 
 
 if __name__ == "__main__":
