@@ -6,16 +6,14 @@ for its bytes is decided by eviction, which may drop it at once (`insert-then-tr
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.history import Sighting
 from sglang_hybrid.prefix.mark import Kind
 
 
-@dataclass(frozen=True)
-class Prefill:
+class Prefill(NamedTuple):
     """One request as admission sees it; all positions in tokens from its start.
 
     The pass computes (restart_tokens, end_tokens], input up to `input_tokens`, so only those positions can be
@@ -81,23 +79,29 @@ class Judicious:
         self._min_branch_tokens = min_branch_tokens
 
     def positions(self, prefill: Prefill) -> list[int]:
-        chosen = [prefill.end_tokens, *prefill.boundaries]
-        sighting = prefill.sighting
-        seen = prefill.known_tokens
+        restart, seen, n_input, end, boundaries, sighting = prefill
+        if end <= restart:
+            return []
+        first = restart + max(1, self._min_branch_tokens)
+        chosen = {end}
+        if boundaries:
+            chosen.update(at for at in boundaries if first <= at <= end)
         if sighting is not None:
             seen = max(seen, sighting.seen_tokens)
-            chosen += [at for at, mark in sighting.marks if mark.kind in (Kind.BRANCH, Kind.DECLARED)]
-        if seen < prefill.input_tokens and (sighting is None or sighting.branch is not None):
-            chosen.append(seen)
-        positions = ordered(chosen, prefill)
-        return [
-            at for at in positions if at == prefill.end_tokens or at - prefill.restart_tokens >= self._min_branch_tokens
-        ]
+            for at, mark in reversed(sighting.marks):
+                if at < first:
+                    break
+                if at <= end and mark.kind in (Kind.BRANCH, Kind.DECLARED):
+                    chosen.add(at)
+        if first <= seen < n_input and seen <= end and (sighting is None or sighting.branch is not None):
+            chosen.add(seen)
+        return sorted(chosen)
 
 
 def ordered(positions: list[int], prefill: Prefill) -> list[int]:
     """Distinct positions the pass can checkpoint, ascending."""
-    return sorted({at for at in positions if prefill.restart_tokens < at <= prefill.end_tokens})
+    restart, end = prefill.restart_tokens, prefill.end_tokens
+    return sorted({at for at in positions if restart < at <= end})
 
 
 ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {

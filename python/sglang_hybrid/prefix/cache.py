@@ -1,7 +1,6 @@
 """The prefix cache as decisions over one byte budget: tree, history, admission and eviction composed."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
@@ -22,8 +21,7 @@ from sglang_hybrid.prefix.tree_check import expect, walk
 REPRICED_DESCENDANTS = REBASED_CHILDREN
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     """What one commit did: checkpoint positions taken, checkpoints evicted for them, KV tokens held afterwards."""
 
     positions: tuple[int, ...]
@@ -74,16 +72,18 @@ class PrefixCache:
         self._uses = 0
         self._duels = Duels()
         self._held: dict[int, Node[Mark]] = {}  # not evictable while this request makes room for them
+        self._kv_bytes, self._state_bytes = model.kv_bytes_per_token, model.checkpoint_bytes
 
     def used_bytes(self) -> int:
         """Bytes of KV and checkpoints held."""
-        return self.tree.kv_tokens * self.model.kv_bytes_per_token + self.tree.states * self.model.checkpoint_bytes
+        tree = self.tree
+        return tree.kv_tokens * self._kv_bytes + tree.states * self._state_bytes
 
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
         tokens = as_tokens(tokens)
         self._elapsed.look(now)
-        return self.tree.match(tokens, max(0, int(tokens.size) - 1)).restart_tokens
+        return self.tree.match(tokens, tokens.size - 1).restart_tokens if tokens.size else 0
 
     def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
         """Offer the finished request `tokens` (input, then output) for caching.
@@ -92,25 +92,25 @@ class PrefixCache:
         Raises ConfigError for lengths or boundaries outside the sequence.
         """
         tokens = as_tokens(tokens)
-        total = int(tokens.size)
+        total = tokens.size
         if not 0 <= n_input <= total:
             raise ConfigError(f"n_input counts the first tokens of {total}: {n_input}")
-        if any(not 0 < at <= n_input for at in boundaries):
+        if boundaries and not 0 < min(boundaries) <= max(boundaries) <= n_input:
             raise ConfigError(f"a boundary is a position in the {n_input} input tokens: {boundaries}")
         now = self._elapsed.request(now)
         if total == 0:
             return Commit((), 0, self.tree.kv_tokens)
-        found = self.tree.match(tokens[:n_input], max(0, n_input - 1))
+        found = self.tree.match(tokens[:n_input], n_input - 1 if n_input else 0)
         sighting = None if self.history is None else self.history.observe(tokens, n_input, now, boundaries)
-        if sighting is not None and sighting.marks:
-            self._duels.used(sighting.marks[-1][1])
         self._uses += 1
-        if found.restart.state is not None:
-            self._use(found.restart, found.restart.state, now)
-        if self.feedback is not None and sighting is not None and sighting.marks:
+        if sighting is not None and sighting.marks:
             position, mark = sighting.marks[-1]
-            if position > found.restart_tokens:
+            self._duels.used(mark)
+            if self.feedback is not None and position > found.restart_tokens:
                 self.feedback.missed(mark)
+        restart = found.restart
+        if restart.state is not None:
+            self._use(restart, restart.state, now)
         prefill = Prefill(found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
         positions = [] if self.tree.kv_only else self._admission.positions(prefill)
         evicted = self._admit(tokens, positions, prefill, found, now)
@@ -169,18 +169,22 @@ class PrefixCache:
             self._inherit(found.restart, prefill.sighting.tip)
         if end == 0 or (not positions and not self.tree.kv_only):
             return 0
-        leaf = self.tree.insert(tokens[:end], now, found=found if end >= prefill.input_tokens else None)
+        tree = self.tree
+        sequence = tokens if end == tokens.size else tokens[:end]
+        leaf = tree.insert(sequence, now, found=found if end >= prefill.input_tokens else None)
         made: set[int] = set()
         for at in positions:
-            node = self.tree.node_at(leaf, at)
+            node = leaf if at == leaf.end else tree.node_at(leaf, at)
             if node.state is None:
-                self.tree.attach(node, self._mark(at, prefill, now))
+                tree.attach(node, self._mark(at, prefill, now))
                 made.add(node.id)
-        self._adopt(leaf, prefill, now)
-        if not self._bypass:
-            self._held = {node.id: node for node in self.tree.changed.values() if node.state is not None}
+        if tree.kv_only or (prefill.sighting is not None and prefill.sighting.marks):
+            self._adopt(leaf, prefill, now)
+        fits = self.used_bytes() <= self.capacity_bytes
+        if not self._bypass and not fits:
+            self._held = {node_id: node for node_id, node in tree.changed.items() if node.state is not None}
         self._reindex()
-        return self._trim(made if self._bypass else set(), now)
+        return 0 if fits else self._trim(made if self._bypass else set(), now)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
@@ -212,8 +216,6 @@ class PrefixCache:
         Pure KV has no checkpoints: every node of the path gets a mark instead, and counts as used.
         """
         known = {} if prefill.sighting is None else dict(prefill.sighting.marks)
-        if not known and not self.tree.kv_only:
-            return
         node = leaf
         while node.parent is not None:
             if self.tree.kv_only and node.state is None:
@@ -280,17 +282,17 @@ class PrefixCache:
 
     def _drop(self, node: Node[Mark]) -> None:
         """Drop a checkpoint; an older end of the same sequence stands for it from now on."""
-        mark, base = node.state, node.base()
+        mark = node.state
         if self.history is not None and mark is not None:
             later = mark.heir or mark
             mark.heir = None
-            if later.kind != Kind.BRANCH:
-                self._inherit(base, later)
+            if later.kind is not Kind.BRANCH:
+                self._inherit(node.base(), later)
         self.tree.drop(node)
 
     def _inherit(self, node: Node[Mark], later: Mark) -> None:
         mark = node.state
-        if mark is not None and mark.kind == Kind.SUPERSEDED and later.last_s >= mark.last_s:
+        if mark is not None and mark.kind is Kind.SUPERSEDED and later.last_s >= mark.last_s:
             mark.heir = later
             self.tree.changed[node.id] = node
 
@@ -319,17 +321,19 @@ class PrefixCache:
                     stack.extend(node.children.values())
             tree.rebased.clear()
         if tree.changed:
+            put = self._put
             for node in tree.changed.values():
-                self._put(node)
+                put(node)
             tree.changed.clear()
 
     def _put(self, node: Node[Mark]) -> None:
+        node_id = node.id
         evictable = not node.children if self.tree.kv_only else node.state is not None
-        if not evictable or node.parent is None or node.locks or node.id in self._held:
-            if self._nodes.pop(node.id, None) is not None:
-                self._index.discard(node.id)
+        if not evictable or node.parent is None or node.locks or node_id in self._held:
+            if self._nodes.pop(node_id, None) is not None:
+                self._index.discard(node_id)
             return
-        self._nodes[node.id] = node
+        self._nodes[node_id] = node
         self._index.put(candidate(node))
 
     def check(self) -> None:
@@ -350,15 +354,15 @@ def candidate(node: Node[Mark]) -> Candidate:
     mark, parent = node.state, node.parent
     if parent is None:
         raise InvariantError(f"the root is not evictable: node {node.id}")
-    use = mark if mark is None else mark.heir or mark
     base = parent if parent.state is not None else node.base()
     children = len(node.children)
-    freed = 0 if children else node.end - parent.end
-    if mark is None or use is None:
-        return Candidate(node.id, node.end, base.end, parent.end, freed, 0, children, node.last_s, 0, 0, False, 0)
-    superseded = use.kind is Kind.SUPERSEDED
+    end, parent_end = node.end, parent.end
+    freed = 0 if children else end - parent_end
+    if mark is None:
+        return Candidate(node.id, end, base.end, parent_end, freed, 0, children, node.last_s, 0, 0, False, 0)
+    use = mark.heir or mark
     # fields in order: by name they take twice the time
     return Candidate(
-        node.id, node.end, base.end, parent.end, freed, 1, children,
-        use.last_s, mark.touch, mark.hits, superseded, use.reuse_class,
+        node.id, end, base.end, parent_end, freed, 1, children,
+        use.last_s, mark.touch, mark.hits, use.kind is Kind.SUPERSEDED, use.reuse_class,
     )  # fmt: skip

@@ -13,6 +13,7 @@ again when it changed. Beyond that an entry in a slice may change its age bin ea
 Heaps and heads are lazy: what they hold is never higher than what is true, and is made true where it comes first.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -107,21 +108,21 @@ class AgingHeaps:
     def put(self, entry_id: int, reuse_class: int, last_s: float, density: float, now: float) -> None:
         """Add an entry or replace its class, last use (seconds) and density (> 0)."""
         entry = self._entries.get(entry_id)
-        if entry is None:
-            row = self._free.pop() if self._free else self._make_room(now)
-        elif entry.reuse_class == reuse_class and entry.last_s == last_s:
+        if entry is not None and entry.reuse_class == reuse_class and entry.last_s == last_s:
             if entry.density != density:
                 self._reprice(entry, density)
             return
-        elif entry.row >= 0:
+        if entry is not None and entry.row >= 0:
             row = entry.row
-            del self._recent[entry_id]
+            entry.reuse_class, entry.last_s, entry.density = reuse_class, last_s, density
+            self._recent.move_to_end(entry_id)
         else:
-            self._leave(entry)
+            if entry is not None:
+                self._leave(entry)
             row = self._free.pop() if self._free else self._make_room(now)
-        entry = _Entry(entry_id, reuse_class, last_s, density, row)
-        self._entries[entry_id] = self._recent[entry_id] = self._rows[row] = entry
-        at_bin = age_bin(now - last_s)
+            entry = _Entry(entry_id, reuse_class, last_s, density, row)
+            self._entries[entry_id] = self._recent[entry_id] = self._rows[row] = entry
+        at_bin = age_bin(now - last_s) if now > last_s else 0
         due_s = last_s + EDGES_LIST[at_bin + 1]
         self._bucket[row] = reuse_class * BINS + at_bin
         self._density[row] = density
@@ -183,12 +184,14 @@ class AgingHeaps:
     def advance(self, now: float) -> None:
         """Move what left its age bin: all rows of the table, at most `_MOVES` slices, oldest first."""
         if now >= self._next_s:
+            rows, bucket, due = self._rows, self._bucket, self._due
             for row in (self._due_s <= now).nonzero()[0].tolist():
-                entry = self._rows[row]
+                entry = rows[row]
                 if entry is not None:
-                    at_bin = age_bin(now - entry.last_s)
-                    self._bucket[row] = entry.reuse_class * BINS + at_bin
-                    self._due[row] = entry.last_s + EDGES_LIST[at_bin + 1]
+                    last_s = entry.last_s
+                    at_bin = bisect_right(EDGES_LIST, now - last_s) - 1
+                    bucket[row] = entry.reuse_class * BINS + at_bin
+                    due[row] = last_s + EDGES_LIST[at_bin + 1]
             self._next_s = self._due_s.item(self._due_s.argmin())
         if self._ageing and self._ageing[0][0] <= now:
             self._age_slices(now)
@@ -207,8 +210,7 @@ class AgingHeaps:
             self._age_slices(now)
         _, entry = self._recent.popitem(last=False)
         row, entry.row = entry.row, -1
-        at_bin = age_bin(now - entry.last_s)
-        bucket = entry.reuse_class * BINS + at_bin
+        bucket = entry.reuse_class * BINS + age_bin(now - entry.last_s)
         near = self._near(bucket, entry.last_s, 1)
         if near is None:
             near = Slice(bucket, entry.last_s)

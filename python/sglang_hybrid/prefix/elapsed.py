@@ -34,7 +34,9 @@ class Elapsed:
         """The present time, no request having come; raises ConfigError for a time that is not finite."""
         if not math.isfinite(now):
             raise ConfigError(f"time is a finite number of seconds: {now}")
-        self.now = max(self.now, now + self._offset_s)
+        now += self._offset_s
+        if now > self.now:
+            self.now = now
         return self.now
 
     def request(self, now: float) -> float:

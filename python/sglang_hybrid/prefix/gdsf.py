@@ -11,8 +11,9 @@ from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
 
 def density(model: ModelSpec, candidate: Candidate) -> float:
     """FLOPs lost per byte freed if `candidate` goes and requests restart at its base instead."""
-    freed = candidate.freed_kv_tokens * model.kv_bytes_per_token + candidate.states * model.checkpoint_bytes
-    return model.prefill_flops(candidate.end_tokens, candidate.base_tokens) / (freed or 1)
+    _, end, base, _, freed_tokens, states, *_ = candidate
+    freed = freed_tokens * model.kv_bytes_per_token + states * model.checkpoint_bytes
+    return model.prefill_flops(end, base) / (freed or 1)
 
 
 def densities(model: ModelSpec, candidates: Candidates) -> FloatArray:

@@ -50,9 +50,3 @@ class Node(Generic[S]):
         while node.state is None and node.parent is not None:
             node = node.parent
         return node
-
-    def only_child(self) -> "Node[S] | None":
-        """The child of a node that has exactly one, else None."""
-        if len(self.children) != 1:
-            return None
-        return next(iter(self.children.values()))

@@ -22,11 +22,13 @@ WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO)
 FIRST_GUESS = 0.09  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
 LEVEL_WEIGHT = 2.0  # expected events the prior level of a class is worth
 EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
+WIDTHS_LIST: list[float] = [float(width) for width in WIDTHS_S]
+LEAST_RATE = 1e-12
 
 
 def age_bin(age_s: float) -> int:
     """The bin of an age in seconds; negative ages count as zero."""
-    return max(0, bisect_right(EDGES_LIST, age_s) - 1)
+    return bisect_right(EDGES_LIST, age_s) - 1 if age_s > 0.0 else 0
 
 
 def flat(values: FloatArray) -> "memoryview[float]":
@@ -49,12 +51,13 @@ class ReuseTable:
                 f"name classes, a shrinkage > 0 and a half life > 0: {len(priors)}, {shrinkage}, {half_life}"
             )
         self.classes = len(priors)
-        self._priors = np.array(priors, dtype=np.float64)
+        self._priors = tuple(priors)
         self.events: FloatArray = np.zeros((self.classes, BINS))
         self.passed: FloatArray = np.zeros((self.classes, BINS))
         self.index: FloatArray = np.full((self.classes, BINS), 1e-6)
         self._event_counts = flat(self.events)  # the same floats, by class * BINS + bin
         self._passed_counts = flat(self.passed)
+        self._index_values = flat(self.index)
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
@@ -84,7 +87,10 @@ class ReuseTable:
         if self._stale:
             reuse_class = next(iter(self._stale))
             del self._stale[reuse_class]
-            self.index[reuse_class] = gittins(self.hazard(reuse_class))
+            row, at = self._index_values, reuse_class * BINS
+            for rate in gittins(self.hazard(reuse_class).tolist()):
+                row[at] = rate
+                at += 1
 
     def hazard(self, reuse_class: int) -> FloatArray:
         """Chance of a reuse within each bin given survival to it, shape [BINS]."""
@@ -111,19 +117,41 @@ class ReuseTable:
 
 def smoothed(hazard: FloatArray) -> FloatArray:
     """`hazard` under a [1 2 1]/4 kernel along the bins."""
-    padded = np.concatenate((hazard[:1], hazard, hazard[-1:]))
-    return np.asarray((padded[:-2] + 2.0 * padded[1:-1] + padded[2:]) / 4.0, dtype=np.float64)
+    result = 2.0 * hazard
+    result[1:] += hazard[:-1]
+    result[:-1] += hazard[1:]
+    result[0] += hazard[0]
+    result[-1] += hazard[-1]
+    return np.asarray(result / 4.0, dtype=np.float64)
 
 
-def gittins(hazard: FloatArray) -> FloatArray:
-    """`max over W of P(reuse in (a, a+W]) / E[min(T, W)]` in 1/s at the start of each age bin, shape [BINS].
+def gittins(hazard: Sequence[float]) -> list[float]:
+    """`max over W of P(reuse in (a, a+W]) / E[min(T, W)]` in 1/s at the start of each age bin, one value per bin.
 
     Discrete form of the index for jobs of unknown length (Gittins 1979; Aalto, Ayesta & Righter 2009): a stopping
-    horizon is the end of a bin, and a reuse within a bin is placed at its middle.
+    horizon is the end of a bin, and a reuse within a bin is placed at its middle. The best horizon is where the line
+    from (seconds held, chance of a reuse) at `a` touches the upper hull of the later points, built from the right.
     """
-    survival = np.concatenate(([1.0], np.cumprod(1.0 - hazard)))
-    held = np.concatenate(([0.0], np.cumsum(survival[:-1] * WIDTHS_S * (1.0 - hazard / 2.0))))
-    chance = survival[:-1, None] - survival[None, 1:]
-    time_s = held[None, 1:] - held[:-1, None]
-    rate = np.where(np.tri(BINS, dtype=bool).T, chance / np.where(time_s > 0, time_s, np.inf), 0.0)
-    return np.asarray(np.maximum(rate.max(axis=1), 1e-12), dtype=np.float64)
+    alive, held = 1.0, 0.0
+    points = [(held, alive)]
+    for chance, width_s in zip(hazard, WIDTHS_LIST, strict=True):
+        held += alive * width_s * (1.0 - chance / 2.0)
+        alive *= 1.0 - chance
+        points.append((held, alive))
+    hull = [points.pop()]
+    rates = []
+    while points:
+        held, alive = here = points.pop()
+        end_s, end_alive = hull[-1]
+        rate = (alive - end_alive) / (end_s - held) if end_s > held else 0.0
+        while len(hull) > 1:
+            end_s, end_alive = hull[-2]
+            further = (alive - end_alive) / (end_s - held) if end_s > held else 0.0
+            if further < rate:
+                break
+            rate = further
+            hull.pop()
+        hull.append(here)
+        rates.append(rate if rate > LEAST_RATE else LEAST_RATE)
+    rates.reverse()
+    return rates

@@ -63,13 +63,12 @@ class RadixTree(Generic[S]):
 
     def match(self, tokens: Tokens, limit: int | None = None) -> Match[S]:
         """The longest prefix of `tokens` in the tree, and the deepest restart position <= `limit`; reads only."""
-        limit = int(tokens.size) if limit is None else limit
-        return self._walk(tokens, limit, Match(0, 0, self.root, None, self.root))
+        return self._walk(tokens, tokens.size if limit is None else limit, self.root, self.root)
 
-    def _walk(self, tokens: Tokens, limit: int, found: Match[S]) -> Match[S]:
-        """`found` (without `partial`) taken further along `tokens`."""
-        node, restart, partial = found.node, found.restart, None
-        position, size = node.end, int(tokens.size)
+    def _walk(self, tokens: Tokens, limit: int, node: Node[S], restart: Node[S]) -> Match[S]:
+        """The match of `tokens`, which `node` is known to match completely, with `restart` at or above it."""
+        partial = None
+        position, size = node.end, tokens.size
         raw = b""
         while position < size:
             child = node.children.get(tokens.item(position))
@@ -82,7 +81,8 @@ class RadixTree(Generic[S]):
                 position += common_prefix(edge, tokens[position : position + edge.size])
                 partial = child
                 break
-            node, position = child, child.end
+            node = child
+            position = node.end
             if node.state is not None and position <= limit:
                 restart = node
         if not self.kv_only:
@@ -96,19 +96,21 @@ class RadixTree(Generic[S]):
         `slots`, one per token, are kept for the newly created part only. Without a checkpoint or a pin the new leaf is
         not in normal form: the caller attaches a state, pins it, or calls `settle`.
         """
-        found = self.match(tokens) if found is None else self._walk(tokens, 0, found)
-        node, start = found.node, found.node.end
+        node = self.root if found is None else found.node
+        found = self._walk(tokens, 0, node, self.root)
+        node = found.node
+        start = node.end
         if found.partial is not None:
             node = self.split(found.partial, found.kv_tokens)
             start = node.end
         if start == tokens.size:
             return node
-        leaf: Node[S] = Node(self._next_id, tokens[start:].copy(), int(tokens.size), node, now)
+        leaf: Node[S] = Node(self._next_id, tokens[start:].copy(), tokens.size, node, now)
         self._next_id += 1
         leaf.slots = None if slots is None else slots[start:].copy()
         node.children[tokens.item(start)] = leaf
         self.nodes += 1
-        self.kv_tokens += int(leaf.tokens.size)
+        self.kv_tokens += leaf.end - start
         self.changed[node.id] = node
         self.changed[leaf.id] = leaf
         return leaf
@@ -141,7 +143,7 @@ class RadixTree(Generic[S]):
         if not 0 <= position <= below.end:
             raise InvariantError(f"a position on the path lies in [0, {below.end}]: {position}")
         node = below
-        while node.parent is not None and node.start >= position:
+        while node.parent is not None and node.parent.end >= position:
             node = node.parent
         return node if node.end == position else self.split(node, position)
 
@@ -214,13 +216,12 @@ class RadixTree(Generic[S]):
     def _settle(self, node: Node[S], freed: Freed[S]) -> None:
         if node.parent is None or node.state is not None or node.pins:
             return
-        if node.is_leaf:
+        children = node.children
+        if not children:
             if not self.kv_only:
                 self._remove_leaf(node, freed)
-        else:
-            child = node.only_child()
-            if child is not None:
-                self._absorb(node, child)
+        elif len(children) == 1:
+            self._absorb(node, next(iter(children.values())))
 
     def _remove_leaf(self, leaf: Node[S], freed: Freed[S]) -> None:
         parent = leaf.parent
@@ -228,8 +229,9 @@ class RadixTree(Generic[S]):
             raise InvariantError(f"the root cannot be removed: node {leaf.id}")
         del parent.children[leaf.tokens.item(0)]
         self._forget(leaf)
-        self.kv_tokens -= int(leaf.tokens.size)
-        freed.kv_tokens += int(leaf.tokens.size)
+        size = leaf.end - parent.end
+        self.kv_tokens -= size
+        freed.kv_tokens += size
         if leaf.slots is not None:
             freed.slots.append(leaf.slots)
         self.changed[parent.id] = parent
@@ -256,8 +258,9 @@ class RadixTree(Generic[S]):
         self.changed[node.id] = node
 
     def _rebase(self, node: Node[S]) -> None:
-        for child in islice(node.children.values(), REBASED_CHILDREN):
-            self.rebased[child.id] = child
+        if node.children:
+            for child in islice(node.children.values(), REBASED_CHILDREN):
+                self.rebased[child.id] = child
 
     def _add_locks(self, node: Node[S], by: int) -> None:
         at: Node[S] | None = node

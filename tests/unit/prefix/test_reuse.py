@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, WIDTHS_S, ReuseTable, age_bin, gittins
+from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, LEAST_RATE, WIDTHS_S, ReuseTable, age_bin, gittins
 
 
 def test_age_bins_partition_all_ages() -> None:
@@ -24,13 +24,19 @@ def test_gittins_is_the_best_chance_per_held_second() -> None:
             chance += alive * hazard[at_bin]
             alive *= 1.0 - hazard[at_bin]
             best = max(best, chance / held)
-        assert gittins(hazard)[start] == pytest.approx(best)
+        assert gittins(hazard.tolist())[start] == pytest.approx(best)
+
+
+def test_a_certain_reuse_ends_the_wait() -> None:
+    index = gittins([0.0, 1.0, 0.5] + [0.0] * (BINS - 3))
+    assert index[1] == pytest.approx(2.0 / WIDTHS_S[1])
+    assert index[-1] == LEAST_RATE
 
 
 def test_waiting_for_a_certain_return_gains_value_with_age() -> None:
     hazard = np.zeros(BINS)
     hazard[20] = 1.0
-    index = gittins(hazard)
+    index = np.array(gittins(hazard.tolist()))
     assert (np.diff(index[:21]) > 0).all()
     assert index[21] < index[0]
 
