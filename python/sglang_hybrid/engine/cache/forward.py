@@ -8,7 +8,8 @@ from the chunk's start by `sglang_hybrid_kernels.state_at` (kernels.py). Not run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -76,77 +77,83 @@ def carry(_: Any, __: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         _pending = _Pending(rows, list(batch.prefix_lens), list(batch.extend_lens))
 
 
+@dataclass
+class _Sources:
+    """Where the pass leaves each state that is wanted: pairs of a source and the slot it goes to."""
+
+    finals: list[tuple[int, int]] = field(default_factory=list)  # the state behind the last token of a row
+    chunks: list[tuple[int, int]] = field(default_factory=list)  # the state before a chunk of the prefill
+    inside: list[tuple[int, int, int]] = field(default_factory=list)  # (row, offset in it): computed from its chunk
+    again: list[tuple[int, int, int]] = field(default_factory=list)  # (row, end): Mamba-2 computes the chunk again
+    windows: list[list[int]] = field(default_factory=list)  # tokens of each convolution window
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+def _sources(pending: _Pending, chunk: int, window: int, plain: bool) -> _Sources:
+    """Sort what is pending by where it comes from; `plain` backends cut every row into chunks of its own."""
+    found, lengths = _Sources(), pending.extend_lens
+    starts = list(accumulate(lengths, initial=0))
+    chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
+    for row, checkpoint in pending.rows:
+        offset = checkpoint.position - pending.prefix_lens[row]
+        if checkpoint.slot is None or not window <= offset <= lengths[row]:
+            continue
+        slot, at = int(checkpoint.slot), starts[row] + offset
+        if offset == lengths[row]:
+            found.finals.append((row, slot))
+        elif plain and offset % chunk:
+            found.inside.append((row, offset, slot))
+        elif not plain and at % chunk:
+            found.again.append((row, at, slot))
+        else:
+            found.chunks.append((chunks[row] + offset // chunk if plain else at // chunk, slot))
+        found.windows.append(list(range(at - window, at)))
+        found.checkpoints.append(checkpoint)
+    return found
+
+
 def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
     """AFTER hook of MambaAttnBackendBase._forward_metadata: add the rows."""
     global _inside, _pending
     pending, _pending, _inside = _pending, None, None
     if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
         return
-    lengths = list(forward_batch.extend_seq_lens_cpu or ())
-    prefixes = list(forward_batch.extend_prefix_lens_cpu or ())
-    if (prefixes, lengths) != (pending.prefix_lens, pending.extend_lens):
+    passed = list(forward_batch.extend_prefix_lens_cpu or ()), list(forward_batch.extend_seq_lens_cpu or ())
+    if passed != (pending.prefix_lens, pending.extend_lens):
         return
-    rows = pending.rows
     import torch
 
     device = metadata.query_start_loc.device
-    starts = list(accumulate(lengths, initial=0))
-    chunk = chunk_tokens(backend)
-    chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
-    window = backend.conv_states_shape[-1]
     plain = type(backend).__name__ != "Mamba2AttnBackend"
-    h_src, h_dst, final_src, final_dst, again_seq, again_end, again_dst = ([] for _ in range(7))
-    conv, slots, written, inside = [], [], [], []
-    for row, checkpoint in rows:
-        offset = checkpoint.position - prefixes[row]
-        if checkpoint.slot is None or not window <= offset <= lengths[row]:
-            continue
-        slot, at = int(checkpoint.slot), starts[row] + offset
-        if offset == lengths[row]:
-            final_src.append(row)
-            final_dst.append(slot)
-        elif plain and offset % chunk:
-            inside.append((row, offset, slot))
-        elif plain:
-            h_src.append(chunks[row] + offset // chunk)
-            h_dst.append(slot)
-        elif at % chunk:
-            again_seq.append(row)
-            again_end.append(at)
-            again_dst.append(slot)
-        else:
-            h_src.append(at // chunk)
-            h_dst.append(slot)
-        conv.append(range(at - window, at))
-        slots.append(slot)
-        written.append(checkpoint)
-    if not written:
+    found = _sources(pending, chunk_tokens(backend), backend.conv_states_shape[-1], plain)
+    if not found.checkpoints:
         return
 
-    def whole(values: Any) -> Any:
-        return torch.tensor(list(values), dtype=torch.int64, device=device)
+    def column(rows: Sequence[Sequence[int]], at: int) -> Any:
+        return torch.tensor([row[at] for row in rows], dtype=torch.int64, device=device)
 
-    def physical(values: list[int]) -> Any:
-        return backend._translate_mamba_indices(whole(values)) if values else whole(values)
+    def slots(rows: Sequence[Sequence[int]]) -> Any:
+        return backend._translate_mamba_indices(column(rows, -1)) if rows else column(rows, -1)
 
     def add(name: str, values: Any) -> None:
         held = getattr(metadata, name, None)
         setattr(metadata, name, values if held is None else torch.cat([held, values.to(held.dtype)]))
 
-    add("track_conv_indices", torch.tensor([list(r) for r in conv], dtype=torch.int64, device=device))
-    add("track_ssm_h_src", whole(h_src))
-    add("track_ssm_h_dst", physical(h_dst))
-    add("track_ssm_final_src", metadata.mamba_cache_indices[whole(final_src)].long())
-    add("track_ssm_final_dst", physical(final_dst))
+    add("track_conv_indices", torch.tensor(found.windows, dtype=torch.int64, device=device))
+    add("track_ssm_h_src", column(found.chunks, 0))
+    add("track_ssm_h_dst", slots(found.chunks))
+    add("track_ssm_final_src", metadata.mamba_cache_indices[column(found.finals, 0)].long())
+    add("track_ssm_final_dst", slots(found.finals))
     if not plain:
-        add("track_ssm_seq_idx", whole(again_seq))
-        add("track_ssm_end_locs", whole(again_end))
-        add("track_ssm_recompute_dst", physical(again_dst))
-    if inside:
-        rows_inside, offsets, destinations = map(list, zip(*inside, strict=True))
-        _inside = (whole(rows_inside), whole(offsets), physical(destinations))
-    _add_destinations(metadata, forward_batch, physical(slots), len(lengths))
-    for checkpoint in written:
+        add("track_ssm_seq_idx", column(found.again, 0))
+        add("track_ssm_end_locs", column(found.again, 1))
+        add("track_ssm_recompute_dst", slots(found.again))
+    if found.inside:
+        _inside = (column(found.inside, 0), column(found.inside, 1), slots(found.inside))
+    _add_destinations(
+        metadata, forward_batch, slots([(int(c.slot),) for c in found.checkpoints]), len(pending.extend_lens)
+    )
+    for checkpoint in found.checkpoints:
         checkpoint.written = True
 
 
