@@ -1,10 +1,14 @@
 """Elastic against static memory: short chats, then long documents, then short chats, over the same bytes.
 
-    python benchmarks/serving/elastic.py [--repeats N] [--budget-mb MB]
+    python benchmarks/serving/elastic.py --part shifting [--repeats N] [--budget-mb MB]
+    python benchmarks/serving/elastic.py --part steady [--rounds N]
+    python benchmarks/serving/elastic.py --part resident
 
-Static servers split the bytes by SGLang's ratio of states to KV (0.9 is its default). The servers run side by side and
-take turns phase by phase; every phase asks every server the same requests, eight at a time. A second part asks an
-elastic and a static server in turn for single prefills and decodes that fit easily, where nothing moves.
+shifting  Static servers split the bytes by SGLang's ratio of states to KV (0.9 is its default). The servers run side by
+          side and take turns phase by phase; every phase asks every server the same requests, eight at a time.
+steady    an elastic and a static server in turn, many short rounds of one prefill and one decode that fit easily and
+          find their memory mapped: nothing moves. Paired ratios.
+resident  an elastic server is filled, left alone, flushed and left alone: resident memory against the account.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -32,6 +37,7 @@ from servers import ENVIRONMENT, Client, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine.pools import remote
 
 RATIOS = (0.9, 0.5, 0.2)
 COMMON = ("--max-running-requests", "8", "--chunked-prefill-size", "512", "--hybrid-memory-idle-s", "1")
@@ -39,6 +45,8 @@ AT_ONCE = 8
 CHATS, TURNS, SYSTEM, MESSAGE, ANSWER = 24, 3, 128, 40, 8
 DOCUMENTS, DOCUMENT, QUESTIONS, QUESTION = 3, 3000, 3, 40
 IDLE_S = 4.0
+WARM_UP, PREFILL, DECODE = 10, 1024, 32
+FILL, RESIDENT_IDLE_S = 40, 8.0
 
 
 def server_flags(name: str, budget_bytes: int, spec: Any) -> list[str]:
@@ -88,19 +96,19 @@ PHASES: dict[str, Callable[[Client, int], list[dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def resident_bytes(client: Client) -> int:
-    """Resident memory of the scheduler process."""
+def scheduler(client: Client) -> psutil.Process:
     family = psutil.Process(client.server.process.pid).children(recursive=True)
-    return int(next(process for process in family if "scheduler" in process.name()).memory_info().rss)
+    return next(process for process in family if "scheduler" in process.name())
 
 
 def shifting(clients: dict[str, Client], repeats: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """One row per (repeat, phase, server), and resident bytes over time."""
-    rows, resident, begin = [], [], time.monotonic()
+    rows, noted, begin = [], [], time.monotonic()
 
     def note(name: str, when: str) -> None:
         at = time.monotonic() - begin
-        resident.append({"server": name, "when": when, "at_s": at, "resident_bytes": resident_bytes(clients[name])})
+        rss = scheduler(clients[name]).memory_info().rss
+        noted.append({"server": name, "when": when, "at_s": at, "resident_bytes": rss})
 
     names = list(clients)
     for repeat in range(repeats):
@@ -122,7 +130,7 @@ def shifting(clients: dict[str, Client], repeats: int) -> tuple[list[dict[str, A
     time.sleep(IDLE_S)
     for name in names:
         note(name, "end: flushed and idle")
-    return rows, resident
+    return rows, noted
 
 
 def total(asked: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -142,19 +150,85 @@ def flush(client: Client) -> None:
     urllib.request.urlopen(request, timeout=60).read()
 
 
-def steady(clients: dict[str, Client], repeats: int) -> dict[str, list[dict[str, float]]]:
+def steady(clients: dict[str, Client], rounds: int) -> dict[str, list[dict[str, float]]]:
     """Single requests in turn on servers with memory to spare: tokens per second of prefill and decode."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     names = list(clients)
-    for repeat in range(repeats + 2):
-        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            rng = random.Random(repeat)
-            first = clients[name].ask(words(rng, 1024), 1)
-            answer = clients[name].ask(words(rng, 64), 96)
-            row = {"prefill": 1024 / first["ttft_s"], "decode": 95 / (answer["total_s"] - answer["ttft_s"])}
-            if repeat >= 2:  # the first two warm every code path up
+    for number in range(-WARM_UP, rounds):
+        if number % WARM_UP == 0:
+            for name in names:
+                flush(clients[name])  # what the last rounds used is free again, and mapped
+        for name in names[number % 2 :] + names[: number % 2]:
+            rng = random.Random(number)
+            first = clients[name].ask(words(rng, PREFILL), 1)
+            answer = clients[name].ask(words(rng, 64), DECODE)
+            row = {
+                "prefill": PREFILL / first["ttft_s"],
+                "decode": (DECODE - 1) / (answer["total_s"] - answer["ttft_s"]),
+            }
+            if number >= 0:
                 samples[name].append(row)
     return samples
+
+
+def resident(client: Client) -> list[dict[str, Any]]:
+    """Resident memory of the scheduler beside the account's, twice a second, while memory fills and empties again."""
+    rows: list[dict[str, Any]] = []
+    done, when = threading.Event(), [""]
+    process, begin = scheduler(client), time.monotonic()
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            before = process.memory_info().rss
+            found = account(client)
+            rows.append({"at_s": time.monotonic() - begin, "when": when[0], "rss": before, **found})
+
+    fill(client, FILL, seed=1)  # once before, so that everything else a load makes resident is
+    flush(client)
+    time.sleep(RESIDENT_IDLE_S)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    parts = {"idle": lambda: None, "load": lambda: fill(client, FILL, seed=2), "flushed": lambda: flush(client)}
+    for when[0], act in parts.items():
+        act()
+        time.sleep(RESIDENT_IDLE_S)
+    done.set()
+    watcher.join()
+    return rows
+
+
+def fill(client: Client, prompts: int, seed: int) -> None:
+    """Documents nobody asked about before, four at a time."""
+    rng = random.Random(seed)
+    texts = [words(rng, 2000) for _ in range(prompts)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda text: client.ask(text, 4), texts))
+
+
+def account(client: Client) -> dict[str, float]:
+    """Bytes that the elastic pools say are resident, and in use."""
+    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode(), "")
+    size = found["granule_bytes", ""]
+    used = sum(value for (name, _), value in found.items() if name == "granules_used")
+    return {"account_resident": size * found["granules_resident", ""], "account_used": size * used}
+
+
+def agreement(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """How far the resident set is from the account, both counted from the first row, and how fast it falls."""
+    base = rows[0]["rss"] - rows[0]["account_resident"]
+    ends = {row["when"]: row for row in rows}  # the last row of each part
+    off = {when: (row["rss"] - base - row["account_resident"]) / 1e6 for when, row in ends.items()}
+    flushed = [row for row in rows if row["when"] == "flushed"]
+    half = (ends["load"]["rss"] + flushed[-1]["rss"]) / 2
+    fell = next(row["at_s"] for row in flushed if row["rss"] <= half)
+    return {
+        "peak_account_mb": max(row["account_resident"] for row in rows) / 1e6,
+        "peak_rss_over_start_mb": (max(row["rss"] for row in rows) - rows[0]["rss"]) / 1e6,
+        "after_flush_account_mb": flushed[-1]["account_resident"] / 1e6,
+        "after_flush_rss_over_start_mb": (flushed[-1]["rss"] - rows[0]["rss"]) / 1e6,
+        "seconds_from_flush_to_half": fell - flushed[0]["at_s"],
+        **{f"rss_less_account_mb, end of '{when}'": value for when, value in off.items()},
+    }
 
 
 def summarise(rows: list[dict[str, Any]], resident: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,16 +288,18 @@ def start(folder: Path, logs: Path, stack: ExitStack, servers: dict[str, list[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steady-repeats", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=180, help="of the steady part, about 1.6 seconds each")
     parser.add_argument("--budget-mb", type=float, default=7.0)
-    parser.add_argument("--part", choices=("shifting", "steady", "both"), default="both")
+    parser.add_argument("--part", choices=("shifting", "steady", "resident", "all"), default="all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.build(Path(scratch) / "gdn", "gdn")
-        if options.part != "steady":
+        if options.part in ("shifting", "all"):
             measure_shifting(folder, Path(scratch), int(options.budget_mb * 1e6), options.repeats)
-        if options.part != "shifting":
-            measure_steady(folder, Path(scratch), options.steady_repeats)
+        if options.part in ("steady", "all"):
+            measure_steady(folder, Path(scratch), options.rounds)
+        if options.part in ("resident", "all"):
+            measure_resident(folder, Path(scratch))
 
 
 def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:
@@ -234,16 +310,26 @@ def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) 
         name: server_flags(name, budget_bytes, spec) for name in ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
     }
     with ExitStack() as stack:
-        rows, resident = shifting(start(folder, logs, stack, servers), repeats)
+        rows, noted = shifting(start(folder, logs, stack, servers), repeats)
     settings = {"model": "gdn", "budget_bytes": budget_bytes, "servers": servers, "repeats": repeats}
-    publish("elastic", settings, summarise(rows, resident), {"rows": rows, "resident": resident})
+    publish("elastic", settings, summarise(rows, noted), {"rows": rows, "resident": noted})
 
 
-def measure_steady(folder: Path, logs: Path, repeats: int) -> None:
-    servers = {"elastic": ["--hybrid-memory", "elastic"], "static": []}
+def measure_steady(folder: Path, logs: Path, rounds: int) -> None:
+    servers = {"elastic": ["--hybrid-memory", "elastic", "--hybrid-memory-idle-s", "60"], "static": []}
     with ExitStack() as stack:
-        moves = steady(start(folder, logs, stack, servers), repeats)
-    publish("elastic-steady", {"model": "gdn", "servers": servers, "repeats": repeats}, compare(moves), {"rows": moves})
+        moves = steady(start(folder, logs, stack, servers), rounds)
+    settings = {"model": "gdn", "servers": servers, "rounds": rounds, "prefill": PREFILL, "decode": DECODE}
+    publish("elastic-steady", settings, compare(moves), {"rows": moves})
+
+
+def measure_resident(folder: Path, logs: Path) -> None:
+    servers = {"elastic": ["--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.064", "--hybrid-memory-idle-s",
+                           "2", "--enable-metrics"]}  # fmt: skip
+    with ExitStack() as stack:
+        rows = resident(start(folder, logs, stack, servers)["elastic"])
+    settings = {"model": "gdn", "servers": servers, "documents": FILL}
+    publish("elastic-resident", settings, agreement(rows), {"rows": rows})
 
 
 def publish(name: str, settings: dict[str, Any], summary: dict[str, Any], raw: dict[str, Any]) -> None:

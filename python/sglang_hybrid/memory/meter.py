@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.memory.backing import Backing, Run, count_granules
 
-_RECENT = 4096
+_RECENT = 1024
 
 Clock = Callable[[], float]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from hypothesis import settings
@@ -145,3 +148,104 @@ def test_what_was_held_and_given_back_does_not_count_as_in_use() -> None:
     assert arena.reserve({KV: tokens})
     arena.pooled.close()
     driver.close()
+
+
+class Ahead(HostDriver):
+    """Host memory that says which thread created each granule."""
+
+    def __init__(self, parking_bytes: int, granule_bytes: int) -> None:
+        super().__init__(parking_bytes, granule_bytes)
+        self.creators: list[str] = []
+
+    def create(self, size_bytes: int) -> int:
+        self.creators.append(threading.current_thread().name)
+        return super().create(size_bytes)
+
+
+def opened(driver_class: type[HostDriver], clock: Callable[[], float]) -> tuple[Arena, HostDriver]:
+    sizing = choose(Kinds(256, 2, 4, 20_000), 8 << 20, 4096, 2)
+    driver = driver_class(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, clock)
+    for layout in (sizing.state_layout, sizing.kv_layout):
+        arena.open(layout)
+    return arena, driver
+
+
+def test_memory_made_ahead_is_used_and_goes_when_nobody_comes() -> None:
+    time = LogicalClock()
+    arena, driver = opened(Ahead, time.now)
+    arena.create_ahead()
+    assert arena.prefiller is not None
+    arena.prefiller.wait()
+    ahead = arena.sizing.total // 8
+    assert arena.pooled.at_hand == ahead
+    driver.creators.clear()
+    arena.used()
+    assert arena.supplies[STATE].take(2 * arena.sizing.states_per_column) is not None
+    arena.prefiller.wait()
+    assert "MainThread" not in driver.creators
+    arena.settle()
+    assert arena.pooled.at_hand > 0, "somebody worked a moment ago"
+    time.advance(1.5)
+    while arena.settle():
+        arena.check()
+    assert arena.pooled.at_hand == 0
+    assert arena.pooled.committed_bytes == arena.budget.used * arena.sizing.granule_bytes
+    arena.prefiller.stop()
+    arena.pooled.close()
+    driver.close()
+
+
+def test_idle_memory_goes_in_steps_that_nobody_has_to_wait_for() -> None:
+    time = LogicalClock()
+    arena, driver = opened(HostDriver, time.now)
+    states = arena.supplies[STATE]
+    states.give(states.take(states.available))
+    arena.settle()
+    time.advance(2.0)
+    before, steps = arena.pooled.committed_bytes, 1
+    while arena.settle():
+        steps += 1
+        assert before - arena.pooled.committed_bytes <= 64 * arena.sizing.granule_bytes
+        before = arena.pooled.committed_bytes
+    assert steps > arena.sizing.total // 64
+    assert arena.pooled.committed_bytes == arena.budget.used * arena.sizing.granule_bytes
+    arena.pooled.close()
+    driver.close()
+
+
+def test_ranks_that_see_the_same_calls_answer_alike_whoever_made_the_memory() -> None:
+    """What tensor parallelism needs first; memory that fails on one rank alone is why it is refused all the same."""
+    time = LogicalClock()
+    (one, driver_one), (two, driver_two) = opened(Ahead, time.now), opened(FailingHost, time.now)
+    one.create_ahead()
+    rng, taken = np.random.default_rng(5), []
+    for _ in range(400):
+        name, count = (KV, STATE)[rng.integers(2)], int(rng.integers(1, 60))
+        if taken and rng.random() < 0.45:
+            name, pages = taken.pop(int(rng.integers(len(taken))))
+            one.supplies[name].give(pages.clone())
+            two.supplies[name].give(pages.clone())
+        elif rng.random() < 0.2:
+            time.advance(0.7)
+            assert one.shortfall({KV: count, STATE: 3}) == two.shortfall({KV: count, STATE: 3})
+            assert one.reserve({KV: count, STATE: 3}) == two.reserve({KV: count, STATE: 3})
+            one.release_held()
+            two.release_held()
+        else:
+            first, second = one.supplies[name].take(count), two.supplies[name].take(count)
+            assert (first is None) == (second is None)
+            if first is not None:
+                assert torch.equal(first, second)
+                taken.append((name, first))
+        assert [s.available for s in one.supplies.values()] == [s.available for s in two.supplies.values()]
+    two.release()
+    driver_two.failing = True
+    wanted = {STATE: 3 * one.sizing.states_per_column}
+    assert (one.reserve(wanted), two.reserve(wanted)) == (True, False), "one rank would admit, the other wait"
+    assert one.prefiller is not None
+    one.prefiller.stop()
+    for arena, driver in ((one, driver_one), (two, driver_two)):
+        arena.check()
+        arena.pooled.close()
+        driver.close()

@@ -82,7 +82,8 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
     for name in _AT_MOST_ONE:
         if getattr(namespace, name, 1) > 1:
             raise _refusal(
-                "ranks were not shown to decide alike", f"--{name.replace('_', '-')} {getattr(namespace, name)}"
+                "memory that fails on one rank alone would make ranks decide differently",
+                f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD registers whole buffers", f"--disaggregation-mode {namespace.disaggregation_mode}")
