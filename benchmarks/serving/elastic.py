@@ -3,18 +3,22 @@
     python benchmarks/serving/elastic.py --part shifting [--repeats N] [--budget-mb MB]
     python benchmarks/serving/elastic.py --part steady [--rounds N]
     python benchmarks/serving/elastic.py --part resident
+    python benchmarks/serving/elastic.py --part stalls [--repeats N]
 
 shifting  Static servers split the bytes by SGLang's ratio of states to KV (0.9 is its default). The servers run side by
           side and take turns phase by phase; every phase asks every server the same requests, eight at a time.
 steady    an elastic and a static server in turn, many short rounds of one prefill and one decode that fit easily and
           find their memory mapped: nothing moves. Paired ratios.
 resident  an elastic server is filled, left alone, flushed and left alone: resident memory against the account.
+stalls    the shifting load on two elastic servers, one without the thread that creates memory ahead: how long mapping,
+          unmapping and the growth of a pool kept the scheduler, by its own telemetry.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -45,6 +49,10 @@ AT_ONCE = 8
 CHATS, TURNS, SYSTEM, MESSAGE, ANSWER = 24, 3, 128, 40, 8
 DOCUMENTS, DOCUMENT, QUESTIONS, QUESTION = 3, 3000, 3, 40
 IDLE_S = 4.0
+PARTS = ("shifting", "stalls", "steady", "resident")
+QUANTILES = {"p50": "seconds_p50", "p99": "seconds_p99", "p99_processor": "processor_seconds_p99"}
+ON_DEMAND = Path(__file__).parent / "on_demand"
+PATIENCE_S = 1200.0
 WARM_UP, PREFILL, DECODE = 10, 1024, 32
 FILL, RESIDENT_IDLE_S = 40, 8.0
 
@@ -273,15 +281,16 @@ def ratio(pairs: list[float]) -> dict[str, float]:
     return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
 
 
-def start(folder: Path, logs: Path, stack: ExitStack, servers: dict[str, list[str]]) -> dict[str, Client]:
+def start(
+    folder: Path, logs: Path, stack: ExitStack, servers: dict[str, list[str]], extra: dict[str, str] | None = None
+) -> dict[str, Client]:
+    environment = {**ENVIRONMENT, **(extra or {})}
     clients = {
-        name: Client(
-            stack.enter_context(Server(folder, flags, log=logs / f"{name}.log", environment=dict(ENVIRONMENT)))
-        )
+        name: Client(stack.enter_context(Server(folder, flags, log=logs / f"{name}.log", environment=environment)))
         for name, flags in servers.items()
     }
     for client in clients.values():
-        client.server.wait_ready()
+        client.server.wait_ready(PATIENCE_S)
     return clients
 
 
@@ -290,12 +299,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=180, help="of the steady part, about 1.6 seconds each")
     parser.add_argument("--budget-mb", type=float, default=7.0)
-    parser.add_argument("--part", choices=("shifting", "steady", "resident", "all"), default="all")
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.build(Path(scratch) / "gdn", "gdn")
+        budget_bytes = int(options.budget_mb * 1e6)
         if options.part in ("shifting", "all"):
-            measure_shifting(folder, Path(scratch), int(options.budget_mb * 1e6), options.repeats)
+            measure_shifting(folder, Path(scratch), budget_bytes, options.repeats)
+        if options.part in ("stalls", "all"):
+            measure_stalls(folder, Path(scratch), budget_bytes, options.repeats)
         if options.part in ("steady", "all"):
             measure_steady(folder, Path(scratch), options.rounds)
         if options.part in ("resident", "all"):
@@ -313,6 +325,32 @@ def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) 
         rows, noted = shifting(start(folder, logs, stack, servers), repeats)
     settings = {"model": "gdn", "budget_bytes": budget_bytes, "servers": servers, "repeats": repeats}
     publish("elastic", settings, summarise(rows, noted), {"rows": rows, "resident": noted})
+
+
+def measure_stalls(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:
+    flags = [*COMMON, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9),
+             "--enable-metrics"]  # fmt: skip
+    with ExitStack() as stack:
+        clients = start(folder, logs, stack, {"ahead": flags})
+        baseline = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ON_DEMAND), os.environ.get("PYTHONPATH"))))}
+        clients |= start(folder, logs, stack, {"on demand": flags}, baseline)
+        rows, noted = shifting(clients, repeats)
+        found = {name: telemetry(client) for name, client in clients.items()}
+    settings = {"model": "gdn", "budget_bytes": budget_bytes, "flags": flags, "repeats": repeats}
+    publish("elastic-stalls", settings, found, {"rows": rows, "resident": noted})
+
+
+def telemetry(client: Client) -> dict[str, dict[str, float]]:
+    """Calls, milliseconds and processor milliseconds by what was done."""
+    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode(), "")
+    return {
+        kind: {
+            "calls": found["calls", kind],
+            "granules": found["granules_moved", kind],
+            **{f"{name}_ms": 1e3 * found[f"{key}", kind] for name, key in QUANTILES.items()},
+        }
+        for kind in ("map", "unmap", "grow")
+    }
 
 
 def measure_steady(folder: Path, logs: Path, rounds: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from support import Client, Prompt, Reference
 from test_prefix_cache import words
 
+from sglang_hybrid import cli
 from sglang_hybrid.demo.server import Server
 
 pytestmark = pytest.mark.engine
@@ -24,18 +25,19 @@ FLAGS = (
     "--hybrid-memory", "elastic", "--chunked-prefill-size", "512", "--max-running-requests", "6", "--enable-metrics",
     "--hybrid-memory-idle-s", "0.5", "--hybrid-log-interval-s", "1",
 )  # fmt: skip
-VARIANTS = {
-    "extra_buffer": ("--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
-    "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.012"),
+VARIANTS = {  # model and flags: each way a model can differ is met once
+    "extra_buffer": ("gdn", "--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
+    "no_buffer": ("mamba2", "--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.012"),
 }
 
 
 class Elastic(Client):
     """A client of a server whose memory can be made to fail, and that is asked what it uses."""
 
-    def __init__(self, server: Server, faults: Path) -> None:
+    def __init__(self, server: Server, faults: Path, preset: str) -> None:
         super().__init__(server)
         self.faults = faults
+        self.preset = preset
 
     def metric(self, name: str, kind: str = "") -> float:
         text = urllib.request.urlopen(self.server.url + "/metrics", timeout=30).read().decode()
@@ -68,9 +70,10 @@ def client(
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }
     log = faults.parent / f"{request.param}.log"
-    with Server(models("gdn"), [*FLAGS, *VARIANTS[request.param]], log=log, environment=environment) as server:
+    preset, *flags = VARIANTS[request.param]
+    with Server(models(preset), [*FLAGS, *flags], log=log, environment=environment) as server:
         server.wait_ready()
-        yield Elastic(server, faults)
+        yield Elastic(server, faults, preset)
         text = server.log.read_text()
         assert "memory: state" in text, "the log line"
         assert not re.search("Traceback|leak detected|does not add up", text)
@@ -97,7 +100,8 @@ def shifting(seed: int) -> list[Prompt]:
 def test_shifting_load_changes_no_token_and_leaves_no_page(
     client: Elastic, serve: Callable[..., Client], references: Callable[[str], Reference]
 ) -> None:
-    reference, static, batch = references("gdn"), serve("gdn", "--chunked-prefill-size", "128"), shifting(seed=41)
+    reference, batch = references(client.preset), shifting(seed=41)
+    static = serve(client.preset, "--chunked-prefill-size", "128")
     answers = client.generate_all(batch, tokens=16, at_once=8)
     for prompt, (output, _), (other, _) in zip(batch, answers, static.generate_all(batch, tokens=16), strict=True):
         reference.assert_greedy(prompt, output, "elastic")
@@ -108,6 +112,8 @@ def test_shifting_load_changes_no_token_and_leaves_no_page(
     assert eventually(client.is_empty), "a column of KV and one of states are pinned"
     assert client.used() == client.metric("granules_pinned")
     assert client.metric("failures", "map") == 0
+    assert cli.main(["doctor", "--url", client.server.url]) == 0
+    assert cli.main(["doctor", "--url", static.server.url]) == 2, "there is no elastic memory"
 
 
 def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(
@@ -120,7 +126,7 @@ def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(
     prompt = words(rng, min(int(found[1]) - 256, 7000))
     output, _ = client.generate(prompt, tokens=4)
     assert len(output) == 4
-    references("gdn").assert_greedy(prompt, output, "as large as the budget")
+    references(client.preset).assert_greedy(prompt, output, "as large as the budget")
 
 
 def test_memory_of_the_process_follows_the_account(client: Elastic) -> None:
@@ -154,7 +160,7 @@ def test_a_request_waits_while_memory_fails(
     finally:
         (client.faults / fault).unlink()
         asking.join()
-    references("gdn").assert_greedy(prompt, answers[0][0], fault)
+    references(client.preset).assert_greedy(prompt, answers[0][0], fault)
     assert client.metric("failures", "map") > 0 or fault == "taken"
 
 
@@ -185,9 +191,9 @@ def test_memory_that_fails_in_mid_decode_ends_one_request_at_most(
         (client.faults / "none").unlink()
         asking.join()
     if outcome[0] != 500:
-        references("gdn").assert_greedy(prompt, outcome[0], "in mid-decode")
+        references(client.preset).assert_greedy(prompt, outcome[0], "in mid-decode")
     output, _ = client.generate(prompt)
-    references("gdn").assert_greedy(prompt, output, "afterwards")
+    references(client.preset).assert_greedy(prompt, output, "afterwards")
 
 
 def test_releasing_memory_under_load_takes_nothing_from_who_runs(
@@ -205,7 +211,7 @@ def test_releasing_memory_under_load_takes_nothing_from_who_runs(
         client.post("/resume_memory_occupation", {"tags": ["kv_cache"]})
     load.join()
     for prompt, (output, _) in zip(prompts, answers, strict=True):
-        references("gdn").assert_greedy(prompt, output, "released under load")
+        references(client.preset).assert_greedy(prompt, output, "released under load")
     assert client.generate(kept)[1] == 0, "what nobody read is gone"
     client.post("/release_memory_occupation", {})
     client.post("/resume_memory_occupation", {})
