@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from restart import TieredTree
+from support import Client, Reference
 from test_cache_tree import sequences
+from test_hybrid_cache import ask, cached, misses
+from test_prefix_cache import prompts, words
 
 from sglang_hybrid.engine.cache.tiers import HOST
 from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.request_log import replay
 from sglang_hybrid.prefix.serving import Pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
@@ -96,3 +103,75 @@ def test_a_state_is_lost_when_it_left_both_tiers() -> None:
         tree.step()
     assert mark.lost
     assert tree.restart([1] * 200) == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("request-logs") / "host-tier.jsonl"
+
+
+@pytest.fixture
+def client(serve: Callable[..., Client], log: Path) -> Client:
+    """One server with a device for three prompts and a host tier for twenty."""
+    return serve(
+        "gdn",
+        *("--enable-hierarchical-cache", "--hicache-ratio", "6", "--hybrid-request-log", str(log)),
+        *("--max-total-tokens", "2400", "--max-mamba-cache-size", "16", "--max-running-requests", "2"),
+        *("--chunked-prefill-size", "512"),
+    )
+
+
+def test_a_request_restores_what_left_the_device(client: Client, references: Callable[[str], Reference]) -> None:
+    """Greedy tokens after a restore equal the first computation's; the hit is counted as one of the host."""
+    client.flush()
+    reference, rng = references("gdn"), random.Random(31)
+    asked = [words(rng, 600) for _ in range(10)]
+    first = [ask(client, prompt) for prompt in asked]
+    second = [ask(client, prompt) for prompt in asked]
+    for prompt, one, two in zip(asked, first, second, strict=True):
+        reference.assert_greedy(prompt, one["output_ids"])
+        assert one["output_ids"] == two["output_ids"]
+        assert (cached(one), cached(two)) == (0, 576)
+        assert misses(two) == {"below_granularity": 24}
+        details = two["meta_info"]["cached_tokens_details"]
+        assert details["device"] + details["host"] == 576
+    hosts = [answer["meta_info"]["cached_tokens_details"]["host"] for answer in second]
+    assert sum(count == 576 for count in hosts) >= 7, "the device holds three of ten"
+
+
+def test_branch_states_are_restored_too(client: Client, references: Callable[[str], Reference]) -> None:
+    client.flush()
+    reference, rng = references("gdn"), random.Random(32)
+    families = [words(rng, 448) for _ in range(8)]
+    for shared in families:
+        for _ in range(3):
+            ask(client, shared + words(rng, 100))
+    hosts = []
+    for shared in families:
+        prompt = shared + words(rng, 100)
+        answer = ask(client, prompt)
+        reference.assert_greedy(prompt, answer["output_ids"])
+        assert cached(answer) == 448
+        hosts.append(answer["meta_info"]["cached_tokens_details"]["host"])
+    assert hosts.count(448) >= 3, "the device holds less than half of them"
+
+
+def test_nothing_is_wrong_while_both_tiers_run_out(
+    client: Client, references: Callable[[str], Reference], log: Path
+) -> None:
+    """Random families of prompts, two at once, over twice what both tiers hold; the decisions replay."""
+    client.flush()
+    reference, batch = references("gdn"), prompts(seed=33, count=120)
+    batch += [words(random.Random(i), 500) for i in range(20)]
+    random.Random(34).shuffle(batch)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda prompt: ask(client, prompt), batch))
+    for prompt, answer in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, answer["output_ids"])
+        assert sum(misses(answer).values()) == len(prompt) - cached(answer)
+    assert sum(answer["meta_info"]["cached_tokens_details"]["host"] for answer in answers) > 500
+    assert "flushed" in str(client.post("/flush_cache", {}))
+    again = replay(log)
+    assert again.evictions > 50
+    assert again.differences == []
+    assert any(line.startswith('["victim","host_') for line in log.read_text().splitlines())
