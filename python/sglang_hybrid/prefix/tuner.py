@@ -15,7 +15,8 @@ from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.snapshot import Snapshot, save
 from sglang_hybrid.prefix.tokens import Tokens
 
-ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in range(21))
+ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in range(11))
+PUBLISHED_ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in range(21))
 NEIGHBOURS = 2  # alphas on either side whose hits count for an alpha: single replays vary with accidents of the log
 
 
@@ -62,8 +63,11 @@ class MarconiCache(PrefixCache):
     rate, averaged over its neighbours in the grid, is used (the lowest among equals). `grid_map` runs the replays:
     `map`, or `ProcessPoolExecutor.map` for the paper's parallel search.
 
-    The paper tunes once. This tunes `retunes` times more, each time the log has doubled: a first window is often
-    too short to choose well: a stronger baseline. `retunes=0` and `neighbours=0` give the paper's tuner to the letter.
+    This is a stronger baseline than the paper's tuner, which tunes once: it tunes `retunes` times more, each time the
+    log has doubled, as a first window is often too short to choose well; and its grid ends at 1. Above that the most
+    efficient entry outlives any recent one for good: short logs do not show how such entries fill the cache in time,
+    and chose such weights to their loss. `retunes=0`, `neighbours=0` and `alphas=PUBLISHED_ALPHAS` give the paper's
+    tuner with the published grid.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class MarconiCache(PrefixCache):
         grid_map: GridMap = map,
         retunes: int = 3,
         neighbours: int = NEIGHBOURS,
+        alphas: tuple[float, ...] = ALPHAS,
     ) -> None:
         if multiplier < 1:
             raise ConfigError(
@@ -81,10 +86,13 @@ class MarconiCache(PrefixCache):
             )
         if retunes < 0 or neighbours < 0:
             raise ConfigError(f"numbers of repetitions and neighbours cannot be negative: {retunes}, {neighbours}")
+        if not alphas:
+            raise ConfigError("name at least one alpha to choose from: ()")
         self._policy = FlopAware(model, 0.0)
         super().__init__(model, capacity_bytes, BranchAndEnd(), FlopAwareIndex(self._policy))
         self._retunes = retunes
         self._neighbours = neighbours
+        self._alphas = alphas
         self._multiplier = multiplier
         self._grid_map = grid_map
         self._requests = 0
@@ -114,14 +122,14 @@ class MarconiCache(PrefixCache):
 
     def _tune(self, snapshot: Snapshot) -> None:
         log = tuple(self._log)
-        jobs = [ReplayJob(self.model, self.capacity_bytes, snapshot, log, alpha) for alpha in ALPHAS]
+        jobs = [ReplayJob(self.model, self.capacity_bytes, snapshot, log, alpha) for alpha in self._alphas]
         hits = list(self._grid_map(replay_hit_tokens, jobs))
         last = len(hits) - 1
         around = [
             fmean(hits[min(max(at + step, 0), last)] for step in range(-self._neighbours, self._neighbours + 1))
             for at in range(len(hits))
         ]
-        self._policy.alpha = ALPHAS[around.index(max(around))]
+        self._policy.alpha = self._alphas[around.index(max(around))]
         if self._retunes:
             self._retunes -= 1
             self._window *= 2

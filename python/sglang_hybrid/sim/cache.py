@@ -13,7 +13,7 @@ from sglang_hybrid.prefix.history import PRIORS, History
 from sglang_hybrid.prefix.lru import RecencyQueues
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.tuner import MarconiCache, RegretTuner
+from sglang_hybrid.prefix.tuner import PUBLISHED_ALPHAS, MarconiCache, RegretTuner
 
 
 def _lru(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
@@ -38,6 +38,10 @@ def _gdsf(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
 
 def _marconi(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     return MarconiCache(model, capacity_bytes)
+
+
+def _marconi_paper(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    return MarconiCache(model, capacity_bytes, retunes=0, neighbours=0, alphas=PUBLISHED_ALPHAS)
 
 
 def _marconi_static(model: ModelSpec, capacity_bytes: int, alpha: float) -> PrefixCache:
@@ -65,6 +69,7 @@ POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = Mappi
         "sglang-chunks": _chunks,
         "gdsf": _gdsf,
         "marconi": _marconi,
+        "marconi-paper": _marconi_paper,
         "marconi-regret": _marconi_regret,
         "forecast": _forecast,
     }

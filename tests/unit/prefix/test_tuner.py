@@ -12,7 +12,15 @@ from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.snapshot import save
 from sglang_hybrid.prefix.tokens import Tokens
 from sglang_hybrid.prefix.tree_check import check, walk
-from sglang_hybrid.prefix.tuner import ALPHAS, LoggedRequest, MarconiCache, RegretTuner, ReplayJob, replay_hit_tokens
+from sglang_hybrid.prefix.tuner import (
+    ALPHAS,
+    PUBLISHED_ALPHAS,
+    LoggedRequest,
+    MarconiCache,
+    RegretTuner,
+    ReplayJob,
+    replay_hit_tokens,
+)
 from sglang_hybrid.sim.cache import open_cache
 
 MODEL = ModelSpec("hybrid", kv_bytes_per_token=1, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
@@ -101,14 +109,15 @@ def test_later_tunings_replay_a_log_twice_as_long_and_the_last_one_is_for_good()
 
 
 def test_an_alpha_counts_with_its_neighbours() -> None:
-    lone_peak = [0] * 21
+    lone_peak = [0] * len(PUBLISHED_ALPHAS)
     lone_peak[3], lone_peak[10:15] = 100, [60] * 5
 
     def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
         return iter(lone_peak[: len(list(jobs))])
 
-    for neighbours, alpha in ((0, ALPHAS[3]), (2, ALPHAS[12])):
-        cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, retunes=0, neighbours=neighbours)
+    for neighbours, alpha in ((0, PUBLISHED_ALPHAS[3]), (2, PUBLISHED_ALPHAS[12])):
+        tuner = {"retunes": 0, "neighbours": neighbours}
+        cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, alphas=PUBLISHED_ALPHAS, **tuner)
         hit_tokens(cache, long_and_short(30))
         assert cache.alpha == alpha
 
@@ -121,6 +130,8 @@ def test_alpha_stays_zero_without_evictions_and_windows_must_be_positive() -> No
         MarconiCache(MODEL, 100, multiplier=0)
     with pytest.raises(ConfigError):
         MarconiCache(MODEL, 100, retunes=-1)
+    with pytest.raises(ConfigError):
+        MarconiCache(MODEL, 100, alphas=())
 
 
 def regret() -> tuple[RegretTuner, FlopAware, FlopAwareIndex]:
