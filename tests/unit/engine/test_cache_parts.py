@@ -11,7 +11,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.cache.metrics import Summary, miss_counter, summary
-from sglang_hybrid.engine.cache.requests import ids, namespace, tracked
+from sglang_hybrid.engine.cache.requests import ids, namespace, streams, tracked
 
 
 @pytest.mark.parametrize("custom", [None, {}, {"other": 1}])
@@ -102,3 +102,13 @@ def test_token_ids_are_copied_and_cut_to_30_bits() -> None:
     assert found.dtype == np.int32
     assert ids([3, 2**30]).tolist() == [3, 0]
     assert ids(array("q")).size == ids([]).size == 0
+
+
+def test_only_a_streaming_session_keeps_what_its_turns_hold() -> None:
+    for plain in (
+        SimpleNamespace(),
+        SimpleNamespace(session=None),
+        SimpleNamespace(session=SimpleNamespace(streaming=0)),
+    ):
+        assert not streams(plain)
+    assert streams(SimpleNamespace(session=SimpleNamespace(streaming=True)))

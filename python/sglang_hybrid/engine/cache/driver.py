@@ -90,7 +90,9 @@ class Driver:
             record = tracked(req)
             self._arrive(req, record, start)
             self.release(record)
-            if record.arrival is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
+            if requests.streams(req):  # its session keeps what it computes; only the end of a first turn is inserted
+                self.decisions.computed(req.rid)
+            elif record.arrival is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
                 self._reserve(record, start, start + length, start + length >= len(req.origin_input_ids))
 
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
@@ -252,6 +254,8 @@ class Driver:
     def let_go(self, req: Any) -> None:
         """`req` goes on waiting: it must not keep the state slot it got when it was matched."""
         kv = state_of(req)
+        if requests.streams(req):
+            return  # its session's, from an earlier turn
         if kv.mamba_pool_idx is not None and kv.mamba_ping_pong_track_buffer is None and not req.output_ids:
             self.states.free(kv.mamba_pool_idx.view(-1))
             kv.mamba_pool_idx = kv.mamba_cow_src_index = None

@@ -55,6 +55,12 @@ def ids(values: Sequence[int]) -> np.ndarray:
     return (whole & 0x3FFFFFFF).astype(np.int32)
 
 
+def streams(req: Any) -> bool:
+    """Whether `req` is a turn of a streaming session, whose KV and state the session keeps out of the tree."""
+    session = getattr(req, "session", None)
+    return session is not None and bool(session.streaming)
+
+
 def namespace(req: Any) -> str | None:
     """What separates tenants: SGLang's extra key and cache salt."""
     parts = (getattr(req, "extra_key", None), getattr(req, "cache_salt", None))
