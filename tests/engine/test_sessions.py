@@ -1,0 +1,89 @@
+"""SGLang's sessions over our cache: the same tokens as without one, served from cache, every missed token explained."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support import Client, Prompt, Reference
+from test_hybrid_cache import cached, deepest, misses
+from test_prefix_cache import STRATEGIES, words
+
+pytestmark = pytest.mark.engine
+
+SESSIONS = ("--enable-session-radix-cache", "--enable-streaming-session", "--max-total-tokens", "4000")
+
+
+def turn(client: Client, new: Prompt, tokens: int = 8, **session: Any) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    answer: dict[str, Any] = client.post("/generate", {"input_ids": new, "sampling_params": sampling, **session})
+    return answer
+
+
+def opened(client: Client, **more: Any) -> str:
+    """The id of a new session, which comes as a JSON string."""
+    session: str = json.loads(client.post("/open_session", {"capacity_of_str_len": 10_000, **more}))
+    return session
+
+
+def assert_explained(answer: dict[str, Any], prompt: Prompt) -> None:
+    assert answer["meta_info"]["prompt_tokens"] == len(prompt)
+    assert cached(answer) + sum(misses(answer).values()) == len(prompt)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_session_equals_plain_requests(
+    serve: Callable[..., Client], references: Callable[[str], Reference], strategy: str
+) -> None:
+    client, reference, rng = serve("gdn", *STRATEGIES[strategy]), references("gdn"), random.Random(21)
+    session = opened(client)
+    history: Prompt = []
+    before, turns = None, []
+    for number in range(4):
+        new = words(rng, 150)
+        prompt = history + new
+        answer = turn(client, new, session_params={"id": session, "rid": before})
+        reference.assert_greedy(prompt, answer["output_ids"], f"turn {number}")
+        assert_explained(answer, prompt)
+        assert cached(answer) >= deepest(strategy, len(history) - 7) if number else cached(answer) == 0
+        before = answer["meta_info"]["id"]
+        history = prompt + answer["output_ids"]
+        turns.append((before, prompt, answer["output_ids"]))
+    before, prompt, output = turns[1]
+    new = words(rng, 40)
+    other = turn(client, new, session_params={"id": session, "rid": before, "offset": 200})
+    rewritten = (prompt + output)[:200] + new
+    reference.assert_greedy(rewritten, other["output_ids"], "history cut at 200")
+    assert_explained(other, rewritten)
+    client.post("/close_session", {"session_id": session})
+    assert cached(turn(client, [*history, 5])) >= deepest(strategy, len(history) - 7), (
+        "a closed session leaves its cache"
+    )
+
+
+def test_streaming_sessions_and_the_session_radix_cache(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """Both keep memory by rules of SGLang's own; the tokens stay right while the pools run out."""
+    client, reference, rng = serve("gdn", *SESSIONS), references("gdn"), random.Random(22)
+    sessions = [opened(client, streaming=True) for _ in range(2)]
+    histories: dict[str, Prompt] = {session: [] for session in [*sessions, "mine", "yours"]}
+    for number in range(6):
+        for session, history in histories.items():
+            new = words(rng, 90)
+            prompt = history + new
+            if session in sessions:
+                answer = turn(client, new, session_params={"id": session})
+            else:
+                answer = turn(client, prompt, session_id=session)
+            reference.assert_greedy(prompt, answer["output_ids"], f"{session} turn {number}")
+            assert_explained(answer, prompt)
+            assert cached(answer) > 0 or number == 0
+            histories[session] = prompt + answer["output_ids"]
+        reference.assert_greedy(noise := words(rng, 700), turn(client, noise)["output_ids"], "between them")
+    for session in histories:
+        client.post("/close_session", {"session_id": session})
+    assert "flushed" in str(client.post("/flush_cache", {}))
