@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from array import array
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from tree import Tree
 
 
-def fingerprint(tokens: list[int]) -> float:
-    """A number that float32 holds exactly and that depends on all of `tokens`."""
-    return float(zlib.crc32(array("q", tokens).tobytes()) & 0xFFFFF)
+def fingerprints(tokens: list[int]) -> Any:
+    """A number for each of `tokens` that float32 holds exactly and that depends on it and all before it."""
+    sums = accumulate(tokens, lambda before, token: zlib.crc32(token.to_bytes(8, "little"), before), initial=0)
+    return torch.tensor([float(value & 0xFFFFF) for value in sums][1:])
 
 
 class TieredTree(Tree):
@@ -29,11 +30,11 @@ class TieredTree(Tree):
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
         value, state = self.slots.alloc(len(tokens)), self.rows.mamba_allocator.alloc(1)
-        marks = torch.tensor([fingerprint(tokens[: end + 1]) for end in range(len(tokens))])
+        marks = fingerprints(tokens)
         self.kv.k_buffer[0][value] = marks[:, None, None]
         self.kv.v_buffer[0][value] = -marks[:, None, None]
         for pool in self.pools():
-            pool[:, state] = fingerprint(tokens)
+            pool[:, state] = float(marks[-1])
         done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state))
         if done.mamba_exist:
             self.rows.mamba_allocator.free(state)
@@ -96,7 +97,7 @@ class TieredTree(Tree):
         return states + sum(kv.mamba_pool_idx is not None for kv, _, _ in self.running), tokens
 
     def _judge(self, tokens: list[int], prefix: Any, kv: Any) -> None:
-        marks = torch.tensor([fingerprint(tokens[: end + 1]) for end in range(len(tokens))])
+        marks = fingerprints(tokens)
         assert torch.equal(self.kv.k_buffer[0][prefix][:, 0, 0], marks)
         assert torch.equal(self.kv.v_buffer[0][prefix], -marks[:, None, None].expand(-1, 1, 4))
         if not tokens:
@@ -105,4 +106,4 @@ class TieredTree(Tree):
         source = kv.mamba_cow_src_index if kv.mamba_cow_src_index is not None else kv.mamba_pool_idx
         assert source is not None, "a request behind a prefix has a state"
         for pool in self.pools():
-            assert bool((pool[:, source] == fingerprint(tokens)).all())
+            assert bool((pool[:, source] == float(marks[-1])).all())
