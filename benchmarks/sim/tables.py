@@ -26,15 +26,15 @@ def newest(grid: str) -> dict[str, Any]:
 
 
 def groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, Cell, list[dict[str, Any]]]]:
-    """(trace, capacity, hit rate by policy, rows); adds `best alpha`, the best fixed alpha in hindsight."""
+    """(trace, capacity, hit rate by policy, rows); adds `best marconi`: fixed alphas and tuners, in hindsight."""
     found: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["trace"], row["model"], row["capacity_gb"]), []).append(row)
     for (trace, _, gb), members in found.items():
         rates = {r["policy"]: float(r["token_hit_rate"]) for r in members}
-        alphas = [rate for policy, rate in rates.items() if policy.startswith("marconi:")]
+        alphas = [rate for policy, rate in rates.items() if policy.startswith("marconi")]
         if alphas:
-            rates["best alpha"] = max(alphas)
+            rates["best marconi"] = max(alphas)
         yield trace, gb, rates, members
 
 
@@ -46,7 +46,7 @@ def workload(trace: str) -> str:
 def main_table(rows: list[dict[str, Any]]) -> str:
     """Mean hit rate per workload and capacity, over seeds."""
     columns = (
-        "lru", "superseded", "marconi", "best alpha", "forecast", "clairvoyant", "bound", "unbounded"
+        "lru", "superseded", "marconi", "best marconi", "forecast", "clairvoyant", "bound", "unbounded"
     )  # fmt: skip
     cells: dict[tuple[str, float], list[Cell]] = {}
     for trace, gb, rates, _ in groups(rows):
@@ -60,11 +60,20 @@ def main_table(rows: list[dict[str, Any]]) -> str:
 
 
 def ratio_table(rows: list[dict[str, Any]]) -> str:
-    """Per workload: forecast against Marconi and the best alpha, LRU margin, share of the gap closed, the target."""
+    """Per workload: forecast against Marconi and the best of its variants, LRU margin, share of the gap, the target."""
     found: dict[str, list[Cell]] = {}
     for trace, _, rates, _ in groups(rows):
         found.setdefault(workload(trace), []).append(rates)
-    head = ["workload", "cells", "/ marconi", "target", "/ best alpha", "/ lru", "worst points vs lru", "gap closed %"]
+    head = [
+        "workload",
+        "cells",
+        "/ marconi",
+        "target",
+        "/ best marconi",
+        "/ lru",
+        "worst points vs lru",
+        "gap closed %",
+    ]
     head += ["clairvoyant / marconi", "bound / marconi"]
     lines = [_line(head), _line(["---"] * len(head))]
     for name, cells in found.items():
@@ -78,7 +87,9 @@ def ratio_table(rows: list[dict[str, Any]]) -> str:
                     str(len(cells)),
                     f"{ratio:.2f}",
                     "" if goal is None else f">= {goal} {'met' if ratio >= goal else 'NOT met'}",
-                    f"{fmean(r['forecast'] / r['best alpha'] for r in cells):.2f}" if "best alpha" in cells[0] else "",
+                    f"{fmean(r['forecast'] / r['best marconi'] for r in cells):.2f}"
+                    if "best marconi" in cells[0]
+                    else "",
                     f"{fmean(r['forecast'] / r['lru'] for r in cells):.2f}",
                     f"{100 * min(r['forecast'] - r['lru'] for r in cells):+.1f}",
                     f"{100 * closed:.0f}",
