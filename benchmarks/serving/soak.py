@@ -121,10 +121,12 @@ def ask(client: Client, question: Question, tally: Tally) -> None:
 
 
 def be_rude(client: Client, stop: threading.Event, seed: int, tally: Tally) -> None:
-    """Hang up in mid-prefill and in mid-decode, and abort."""
-    rng, number = random.Random(seed), 0
-    while not stop.wait(rng.uniform(0.5, 3.0)):
-        number += 1
+    """Hang up in mid-prefill and in mid-decode, and abort; once for every few answers others got."""
+    rng, number, answered = random.Random(seed), 0, 0
+    while not stop.wait(rng.uniform(0.2, 1.0)):
+        if tally.counts["answered"] < answered:
+            continue
+        number, answered = number + 1, tally.counts["answered"] + rng.randint(2, 8)
         prompt, rid = words(rng, rng.choice((30, 300, 1500))), f"rude-{seed}-{number}"
         body = {"input_ids": prompt, "rid": rid, "sampling_params": {"max_new_tokens": 80, "ignore_eos": True}}
         aborts = rng.random() < 0.5
@@ -229,12 +231,12 @@ def settle(client: Client, memory: str) -> dict[str, Any]:
     rng = random.Random(0)
     time.sleep(5)
     largest = words(rng, min(reach, TOKENS) - 256)
-    answered = len(client.generate(largest, 4)[0]) == 4
+    answered = len(client.generate(largest, 4, PATIENCE_S)[0]) == 4
     time.sleep(3)
     before = metrics(client)
-    client.flush()
-    client.generate(words(rng, 3), 1)  # a pass, so that the gauges are written
-    client.flush()
+    flush(client)
+    client.generate(words(rng, 3), 1, PATIENCE_S)  # a pass, so that the gauges are written
+    flush(client)
     time.sleep(5)
     after = metrics(client)
     result = {"largest_prompt_tokens": len(largest), "largest_answered": answered, "idle": before, "flushed": after}
@@ -245,6 +247,18 @@ def settle(client: Client, memory: str) -> dict[str, Any]:
     else:
         result["exact"] = True  # the server's own check after every batch and on idle, below in `complaints`
     return result
+
+
+def flush(client: Client) -> None:
+    """SGLang refuses while a request runs: what a rude client left behind may still."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return client.flush()
+        except urllib.error.HTTPError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def judge(tally: Tally, folder: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ from configs import LLAMA, QWEN3_NEXT, write
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import arguments, flags, preflight
+from sglang_hybrid.engine import arguments, compat, flags, preflight
 from sglang_hybrid.engine.pools import refusals
 
 
@@ -69,6 +69,16 @@ def test_settings_that_contradict_it(
     said = refusal({**settings, name: value}, model)
     assert reason in said
     assert f"add --hybrid-memory static: --{name.replace('_', '-')}" in said
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23"])
+def test_other_versions_of_sglang(
+    settings: dict[str, Any], model: preflight.Model, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(compat, "engine_version", lambda: version)
+    assert refusal(settings, model).endswith(
+        f"it was run with SGLang {compat.PRIMARY} only; change it or add --hybrid-memory static: {version}"
+    )
 
 
 def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> None:
