@@ -164,6 +164,33 @@ def test_a_request_waits_while_memory_fails(
     assert client.metric("failures", "map") > 0 or fault == "taken"
 
 
+def test_while_a_chunk_waits_nobody_else_is_admitted(client: Elastic, references: Callable[[str], Reference]) -> None:
+    """SGLang counts a pass without the chunk as one with it, and then loses the first token of the answer."""
+    client.flush()
+    rng, waits = random.Random(47), waited(client)
+    answers_to_long: list[tuple[Prompt, int]] = []
+    answers: list[tuple[Prompt, int]] = []
+    found = re.search(r"max_total_num_tokens=(\d+)", client.server.log.read_text())
+    assert found is not None
+    long = words(rng, min(int(found[1]) - 600, 6000))
+    asking = threading.Thread(target=lambda: answers_to_long.append(client.generate(long)))
+    asking.start()
+    time.sleep(0.3)
+    (client.faults / "little").touch()
+    short = [words(rng, 40) for _ in range(3)]
+    others = threading.Thread(target=lambda: answers.extend(client.generate_all(short, at_once=3)))
+    others.start()
+    try:
+        assert eventually(lambda: waited(client) > waits)
+        time.sleep(1)
+    finally:
+        (client.faults / "little").unlink()
+        asking.join()
+        others.join()
+    for prompt, (output, _) in zip([long, *short], [*answers_to_long, *answers], strict=True):
+        references(client.preset).assert_greedy(prompt, output, "while a chunk waited")
+
+
 def waited(client: Elastic) -> float:
     """Waits by the log: a scheduler that only waits runs no pass that would export metrics."""
     return max((float(n) for n in re.findall(r"(\d+) waits", client.server.log.read_text())), default=0.0)

@@ -93,12 +93,25 @@ class Arena:
         """The same by the books as they stand."""
         wanted = 0
         for name, supply in self.supplies.items():
+            columns = self._columns_for(name, pages)
             books = supply.pool.books
-            columns = supply.pool.columns_for(max(0, pages.get(name, 0) - len(supply.held)))
             if columns > len(books.state) - books.live_columns:
                 return None
             wanted += books.used_granules + columns * books.column_granules
         return max(0, wanted - self.budget.total)
+
+    def crowded(self, pages: Mapping[str, int]) -> str:
+        """The kind that has no addresses for its `pages` until some of its own are freed."""
+        for name, supply in self.supplies.items():
+            books = supply.pool.books
+            if self._columns_for(name, pages) > len(books.state) - books.live_columns:
+                return name
+        raise InvariantError(f"every kind has addresses for its pages: {dict(pages)}")
+
+    def _columns_for(self, name: str, pages: Mapping[str, int]) -> int:
+        """Columns of a kind that must come into use before it could hold its `pages`."""
+        supply = self.supplies[name]
+        return supply.pool.columns_for(max(0, pages.get(name, 0) - len(supply.held)))
 
     def possible(self, pages: Mapping[str, int], gone: Mapping[str, torch.Tensor]) -> bool:
         """Whether the supplies could hold `pages` if the distinct pages `gone` of each kind were evicted."""

@@ -17,13 +17,14 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import nobody_runs
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.memory.sizing import KV, STATE
-from sglang_hybrid.prefix.candidates import Candidate, Candidates
+from sglang_hybrid.prefix.candidates import Candidates
 from sglang_hybrid.prefix.forecast import Forecast
 from sglang_hybrid.prefix.serving import Pool
 
 logger = logging.getLogger(__name__)
 
 _EVERYTHING = 1 << 40
+_POOLS = {KV: Pool.KV, STATE: Pool.STATES}
 CHECKPOINTS = 2
 """States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
 
@@ -40,6 +41,7 @@ class Capacity:
         self.telemetry: Any = None
         self.promised = {KV: 0, STATE: 0}
         self._adder: Any = None
+        self._parked = False  # whether a chunk waits in this pass
         self._value = Forecast(spec, driver.decisions.policy(Pool.KV).table)
 
     def begin_pass(self) -> None:
@@ -57,6 +59,8 @@ class Capacity:
         from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
         self._meet(adder)
+        if self._parked:
+            return False
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
         new = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
         states = self.driver.states_needed(req)
@@ -68,14 +72,20 @@ class Capacity:
         return self._admit(_pages(chunk, adder.page_size), states, req.last_node)
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
-        """Whether the next chunk of `req`, which has its states, may run; then its pages are held."""
+        """Whether the next chunk of `req`, which has its states, may run; then its pages are held.
+
+        If not, nobody else is admitted in this pass: SGLang would count it as one of the chunk's, take the last chunk for
+        one in the middle, and lose the first token of the answer.
+        """
         self._meet(adder)
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
-        return self._admit(_pages(min(tokens, adder.rem_chunk_tokens), adder.page_size), 0, req.last_node)
+        pages = _pages(min(tokens, adder.rem_chunk_tokens), adder.page_size)
+        self._parked = not self._admit(pages, 0, req.last_node)
+        return not self._parked
 
     def _meet(self, adder: Any) -> None:
         if adder is not self._adder:  # SGLang makes one per pass
-            self._adder = adder
+            self._adder, self._parked = adder, False
             self.begin_pass()
 
     def _clear_for(self, pages: int, states: int, node: Any) -> None:
@@ -165,34 +175,34 @@ class Capacity:
     def _secure(self, need: dict[str, int]) -> bool:
         for name, supply in self.arena.supplies.items():
             supply.release_held(need.get(name, 0))
-        short = self.arena.shortfall(need)
-        if short is None:
-            return False
-        if short and not (self.arena.possible(need, self._evictable()) and self._evict_for(need)):
+        if self.arena.shortfall(need) != 0 and not (
+            self.arena.possible(need, self._evictable()) and self._evict_for(need)
+        ):
             return False
         return self.arena.reserve(need)
 
     def _evict_for(self, need: dict[str, int]) -> bool:
-        """Evict one by one, the least valuable bytes first, until `need` fits."""
-        while short := self.arena.shortfall(need):
-            freed_bytes = 0
-            while freed_bytes < short * self.arena.sizing.granule_bytes:
-                freed = self._evict_one()
+        """Evict one by one, the least valuable bytes first, until `need` fits.
+
+        A kind that fills all of its addresses has to give some up itself: bytes of the other kind are no help.
+        """
+        while (short := self.arena.shortfall(need)) != 0:
+            kinds = (KV, STATE) if short is not None else (self.arena.crowded(need),)
+            freed_bytes, wanted_bytes = 0, (short or 1) * self.arena.sizing.granule_bytes
+            while freed_bytes < wanted_bytes:
+                freed = self._evict_one(kinds)
                 if not freed:
                     return False
                 freed_bytes += freed
-        return short is not None
+        return True
 
-    def _evict_one(self) -> int:
-        """Evict the next victim of one kind or the other, whichever is worth less per byte it frees; bytes freed."""
+    def _evict_one(self, kinds: tuple[str, ...]) -> int:
+        """Evict the next victim of one of `kinds`, whichever is worth less per byte it frees; bytes freed."""
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         driver, taken = self.driver, self._taken_bytes()
         core, now = driver.cache.tree_core, driver.now()
-        heads: dict[str, Candidate | None] = {
-            KV: driver.victims.head(core, Pool.KV, now),
-            STATE: driver.victims.head(core, Pool.STATES, now),
-        }
+        heads = {kind: driver.victims.head(core, _POOLS[kind], now) for kind in kinds}
         priced = [(name, head) for name, head in heads.items() if head is not None]
         if len(priced) == 2:
             scores = self._value.scores(Candidates.of(head for _, head in priced), now)
