@@ -74,8 +74,8 @@ class Capacity:
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
         """Whether the next chunk of `req`, which has its states, may run; then its pages are held.
 
-        If not, nobody else is admitted in this pass: SGLang would count it as one of the chunk's, take the last chunk for
-        one in the middle, and lose the first token of the answer.
+        If not, nobody else is admitted in this pass: SGLang would count it as one of the chunk's, take the last chunk
+        for one in the middle, and lose the first token of the answer.
         """
         self._meet(adder)
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
