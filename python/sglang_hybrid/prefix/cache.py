@@ -180,11 +180,12 @@ class PrefixCache:
                 made.add(node.id)
         if tree.kv_only or (prefill.sighting is not None and prefill.sighting.marks):
             self._adopt(leaf, prefill, now)
-        fits = self.used_bytes() <= self.capacity_bytes
-        if not self._bypass and not fits:
+        if not self._bypass:
             self._held = {node_id: node for node_id, node in tree.changed.items() if node.state is not None}
         self._reindex()
-        return 0 if fits else self._trim(made if self._bypass else set(), now)
+        if self._bypass and self.used_bytes() <= self.capacity_bytes:
+            return 0
+        return self._trim(made if self._bypass else set(), now)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
