@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,13 +36,12 @@ def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
     """A ready server for (preset, flags), started on first use; the same request gets the same server."""
     running: dict[tuple[str, ...], Client] = {}
     logs = tmp_path_factory.mktemp("logs")
-    most = 6 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
     def get(preset: str, *flags: str) -> Client:
         key = (preset, *flags)
         client = running.pop(key, None)
         if client is None:
-            if len(running) >= most:  # each takes two gigabytes; the one asked for longest ago goes
+            if len(running) >= 4:  # over a gigabyte each; the one asked for longest ago goes
                 running.pop(next(iter(running))).server.stop()
             server = Server(models(preset), flags, log=logs / f"{len(list(logs.iterdir()))}.log")
             server.wait_ready()
