@@ -33,27 +33,12 @@ class TieredVictims(Victims):
 
     def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
         """Whether `node` can leave `pool` now. In host memory, only what is not on the device as well does."""
-        if pool is Pool.STATES:
-            return self.holds_free_state(node)
-        if pool is Pool.KV:
-            return node in core.evictable_device_leaves
+        if pool not in HOST.values():
+            return super().evictable(core, pool, node)
         if pool is Pool.HOST_KV:
             return node in core.evictable_host_leaves
         data = node.component_data[self._state]
         return data.host_value is not None and not data.host_lock_ref and core.host_lru_lists[self._state].in_list(node)
-
-    def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
-        """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
-        while True:
-            self.sync(core)
-            node_id = self._decisions.victim(pool, now)
-            if node_id is None:
-                return None
-            self._known[pool].discard(node_id)
-            node = core._node_arena.get(node_id)
-            if node is not None and node_id not in tried and self.evictable(core, pool, node):
-                tried.add(node_id)
-                return node
 
     def _has_state(self, node: Any) -> bool:
         data = node.component_data[self._state]

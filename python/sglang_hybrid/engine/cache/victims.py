@@ -75,12 +75,13 @@ class Victims:
                 return None
             self._known[pool].discard(node_id)
             node = core._node_arena.get(node_id)
-            if node is None:
-                continue
-            good = self.holds_free_state(node) if pool is Pool.STATES else node in core.evictable_device_leaves
-            if good and node_id not in tried:
+            if node is not None and node_id not in tried and self.evictable(core, pool, node):
                 tried.add(node_id)
                 return node
+
+    def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
+        """Whether `node` can leave `pool` now."""
+        return self.holds_free_state(node) if pool is Pool.STATES else node in core.evictable_device_leaves
 
     def head(self, core: Any, pool: Pool, now: float) -> Candidate | None:
         """What would be evicted next from `pool`; it stays where it is."""
