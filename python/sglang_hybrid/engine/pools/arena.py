@@ -85,9 +85,11 @@ class Arena:
     def shortfall(self, pages: Mapping[str, int]) -> int | None:
         """Granules that are missing before each supply could hold `pages`; None if it has no addresses for them."""
         self.tidy()
-        if self._shortfall(pages):
+        short = self._shortfall(pages)
+        if short:
             self.sort()  # a page given back after it was held may be all that keeps its column in use
-        return self._shortfall(pages)
+            short = self._shortfall(pages)
+        return short
 
     def _shortfall(self, pages: Mapping[str, int]) -> int | None:
         """The same by the books as they stand."""
