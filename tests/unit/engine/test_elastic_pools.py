@@ -110,12 +110,20 @@ TestArenas = Arenas.TestCase
 TestArenas.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_pages_that_could_be_evicted_count_column_by_column() -> None:
-    sizing = choose(Kinds(256, 2, 1, 20_000), 1 << 20, 4096, 2)
-    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
+def opened(
+    driver_class: type[HostDriver], clock: Callable[[], float], page_tokens: int = 4, total_bytes: int = 8 << 20
+) -> tuple[Arena, HostDriver]:
+    sizing = choose(Kinds(256, 2, page_tokens, 20_000), total_bytes, 4096, 2)
+    driver = driver_class(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
+    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, clock)
     for layout in (sizing.state_layout, sizing.kv_layout):
         arena.open(layout)
+    return arena, driver
+
+
+def test_pages_that_could_be_evicted_count_column_by_column() -> None:
+    arena, driver = opened(HostDriver, lambda: 0.0, 1, 1 << 20)
+    sizing = arena.sizing
     tokens = arena.supplies[KV].take(arena.supplies[KV].available)
     assert tokens is not None
     assert arena.supplies[STATE].take(arena.supplies[STATE].available) is not None
@@ -135,11 +143,7 @@ def test_pages_that_could_be_evicted_count_column_by_column() -> None:
 
 
 def test_what_was_held_and_given_back_does_not_count_as_in_use() -> None:
-    sizing = choose(Kinds(256, 2, 4, 20_000), 1 << 20, 4096, 2)
-    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
-    for layout in (sizing.state_layout, sizing.kv_layout):
-        arena.open(layout)
+    arena, driver = opened(HostDriver, lambda: 0.0, 4, 1 << 20)
     states = arena.supplies[STATE].available
     assert arena.reserve({STATE: states})
     arena.release_held()
@@ -160,15 +164,6 @@ class Ahead(HostDriver):
     def create(self, size_bytes: int) -> int:
         self.creators.append(threading.current_thread().name)
         return super().create(size_bytes)
-
-
-def opened(driver_class: type[HostDriver], clock: Callable[[], float]) -> tuple[Arena, HostDriver]:
-    sizing = choose(Kinds(256, 2, 4, 20_000), 8 << 20, 4096, 2)
-    driver = driver_class(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, clock)
-    for layout in (sizing.state_layout, sizing.kv_layout):
-        arena.open(layout)
-    return arena, driver
 
 
 def test_memory_made_ahead_is_used_and_goes_when_nobody_comes() -> None:
