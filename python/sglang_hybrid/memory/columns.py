@@ -28,9 +28,10 @@ class _Group:
 class Columns:
     """The mapping side of one pool. It decides and counts; Budget calls the backing."""
 
-    def __init__(self, layout: Layout, first_plane: int) -> None:
+    def __init__(self, layout: Layout, first_plane: int, by_index: bool = False) -> None:
         self.layout = layout
         self.exclusive = layout.exclusive
+        self._warm_first = layout.exclusive and not by_index
         self.column_granules = layout.column_granules
         self.state = bytearray([UNMAPPED]) * layout.columns
         self.live_columns = 0
@@ -46,10 +47,11 @@ class Columns:
         """The `count` columns to use next; fewer if there are fewer.
 
         WARM ones, which cost no driver call, then UNMAPPED ones, lowest index first. Where columns share granules the
-        order is by index alone: neighbours stay together, and the cost does not depend on what else was unmapped.
+        order is by index alone: neighbours stay together, and the cost does not depend on what else was unmapped. So
+        it is with `by_index`.
         """
         warm = self._lowest(WARM, count)
-        if self.exclusive:
+        if self._warm_first:
             return warm if len(warm) == count else warm + self._lowest(UNMAPPED, count - len(warm))
         return sorted(warm + self._lowest(UNMAPPED, count))[:count]
 

@@ -30,11 +30,16 @@ class Pool:
     column gives, lowest pages first. `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler
     owns it.
 
+    With `by_index` columns come into use by index, mapped or not. Pages drawn after a `sort` then follow from the live
+    ones alone, so pools on several ranks with the same history hold the same pages.
+
     A page freed twice, or never handed out, is an InvariantError: at once and with nothing changed if `checked`
     (SGLang: its memory pool's debug mode), otherwise by the next `sort` at the latest.
     """
 
-    def __init__(self, layout: Layout, budget: Budget, first_plane: int = 0, checked: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, budget: Budget, first_plane: int = 0, checked: bool = False, by_index: bool = False
+    ) -> None:
         self.layout = layout
         self.name = layout.name
         self.budget = budget
@@ -42,7 +47,7 @@ class Pool:
         self.now = 0.0
         self.live_pages = 0
         self.recall: Callable[[], None] | None = None  # asks who hoards live pages unused to free them; before a sort
-        self._columns = Columns(layout, first_plane)
+        self._columns = Columns(layout, first_plane, by_index)
         self._per_column = layout.column_pages
         self._pages = self._head = layout.pages
         self._stack = np.empty(self._pages, dtype=np.int64)  # loose pages: _stack[_head:], next one first

@@ -1,4 +1,7 @@
-"""Loaded by a server's processes at their start: memory fails while a file exists in the folder ELASTIC_FAULTS."""
+"""Loaded by a server's processes at their start: memory fails while a file exists in the folder ELASTIC_FAULTS.
+
+The text of the file is the rank that fails, if there are several; all of them if it is empty.
+"""
 
 import os
 from collections.abc import Mapping
@@ -13,23 +16,34 @@ if "ELASTIC_FAULTS" in os.environ:
     faults = Path(os.environ["ELASTIC_FAULTS"])
     available, map_granule, reserve = HostDriver.available_bytes, HostDriver.map, Arena.reserve
 
+    def failing(fault: str) -> bool:
+        """Whether `fault` is on, in this rank."""
+        import torch
+
+        try:
+            rank = (faults / fault).read_text()
+        except FileNotFoundError:
+            return False
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        return not (rank and several) or int(rank) == torch.distributed.get_rank()
+
     def available_bytes(driver: HostDriver) -> int:
         """Somebody else has taken the machine's memory."""
-        return 0 if (faults / "taken").exists() else available(driver)
+        return 0 if failing("taken") else available(driver)
 
     def map_once(driver: HostDriver, address: int, size_bytes: int, handle: int) -> None:
         """Every second granule cannot be mapped for a while, or none at all."""
-        if (faults / "map").exists():
+        if failing("map"):
             driver.hits = getattr(driver, "hits", 0) + 1
             if driver.hits % 2 == 0 and driver.hits < 40:
                 raise PoolExhausted(f"no more mappings: {size_bytes}")
-        if (faults / "none").exists():
+        if failing("none"):
             raise PoolExhausted(f"no mappings at all: {size_bytes}")
         map_granule(driver, address, size_bytes, handle)
 
     def reserve_little(arena: Arena, pages: Mapping[str, int]) -> bool:
         """There is room for short prompts, not for a chunk of a long one."""
-        if (faults / "little").exists() and pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
+        if failing("little") and pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
             return False
         return reserve(arena, pages)
 

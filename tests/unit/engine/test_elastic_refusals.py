@@ -58,7 +58,7 @@ def test_elastic_memory_asks_sglang_for_no_sizes(settings: dict[str, Any]) -> No
         ("enable_mixed_chunk", True, "inside a prefill"),
         ("speculative_algorithm", "NGRAM", "draft models"),
         ("disaggregation_mode", "prefill", "PD registers"),
-        ("tp_size", 2, "ranks"),
+        ("pp_size", 2, "ranks"),
         ("kv_cache_dtype", "fp8_e4m3", "scaled KV"),
         ("mamba_radix_cache_strategy", "extra_buffer_lazy", "mid-decode"),
     ],

@@ -10,6 +10,7 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.prefill import Prefiller
+from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.demand import Outlook
@@ -26,7 +27,10 @@ _QUIET_S = 0.5
 
 
 class Arena:
-    """Everything is mapped on demand and counted in granules. `clock` gives seconds."""
+    """Everything is mapped on demand and counted in granules. `clock` gives seconds.
+
+    With `ranks` nothing that differs between them (time, what is mapped, who asked) has a say in which pages are had.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,9 @@ class Arena:
         idle_s: float,
         clock: Callable[[], float],
         processor_clock: Callable[[], float] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks
         self.sizing = sizing
         self.device = device
         self.idle_s = idle_s
@@ -63,13 +69,14 @@ class Arena:
         if not layout.exclusive:
             raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
         first_plane = self.pooled.add_planes(layout.plane_granules)
-        supply = Supply(Pool(layout, self.budget, first_plane), self.device, self.tidy, self.grown)
+        pool = Pool(layout, self.budget, first_plane, by_index=self.ranks is not None)
+        supply = Supply(pool, self.device, self.tidy, self.grown, self.ranks)
         self.supplies[layout.name] = supply
         return supply, first_plane
 
     def tidy(self) -> None:
         """Make the books exact: what SGLang freed since the last question is free memory now."""
-        if any(supply.untidy for supply in self.supplies.values()):
+        if self.ranks is not None or any(supply.untidy for supply in self.supplies.values()):
             self.sort()
 
     def sort(self) -> None:
@@ -152,7 +159,8 @@ class Arena:
     def settle(self) -> bool:
         """Give memory back that was unused for a while (Budget.settle), a batch of it; whether more is to be given."""
         self.settled_s = now = self.clock()
-        self.release_held()
+        if self.ranks is None:
+            self.release_held()  # otherwise at the begin of a pass: ranks settle at different times
         self.sort()
         given = self.budget.settle(now, _BATCH)
         keep = 0 if self.prefiller is None or now - self.used_s >= self.idle_s else self.prefiller.pooled

@@ -47,6 +47,8 @@ class Capacity:
     def begin_pass(self) -> None:
         """Nothing is admitted yet."""
         self.arena.used()
+        if self.arena.ranks is not None:
+            self.arena.release_held()
         self.promised = {KV: 0, STATE: 0}
 
     def just_refused(self) -> bool:

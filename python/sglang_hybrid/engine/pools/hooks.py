@@ -86,8 +86,8 @@ def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
         )
     driver.capacity = allocator.capacity = capacity = Capacity(arenas.current(), driver, spec)
     args = compat.resolved(ctx.server_args)
-    export = telemetry.exporter(bool(getattr(args, "enable_metrics", False)))
-    capacity.telemetry = telemetry.Telemetry(capacity, export, config.log_interval_s)
+    export = telemetry.exporter(bool(getattr(args, "enable_metrics", False)) and ctx.tp_rank == 0)
+    capacity.telemetry = telemetry.Telemetry(capacity, export, 0.0 if ctx.tp_rank else config.log_interval_s)
 
 
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:

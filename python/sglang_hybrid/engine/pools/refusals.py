@@ -42,7 +42,7 @@ _FLAGS = {
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
 }
 
-_AT_MOST_ONE = ("tp_size", "pp_size", "dp_size", "dcp_size")
+_AT_MOST_ONE = ("pp_size", "dp_size", "dcp_size")
 
 
 def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, on_cpu: bool) -> None:
@@ -67,7 +67,7 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
     if (model.config or {}).get("kv_lora_rank"):
         raise _refusal("latent KV (MLA) has a pool of its own", namespace.model_path)
     if on_cpu:
-        _check_budget(namespace, config, spec)
+        _check_budget(namespace, config, spec.per_rank(getattr(namespace, "tp_size", 1)))
 
 
 def _check_flags(namespace: Any, rest: list[str]) -> None:
@@ -82,7 +82,7 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
     for name in _AT_MOST_ONE:
         if getattr(namespace, name, 1) > 1:
             raise _refusal(
-                "memory that fails on one rank alone would make ranks decide differently",
+                "of several ranks, only tensor-parallel ones agree about memory",
                 f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
     if getattr(namespace, "disaggregation_mode", "null") != "null":

@@ -15,6 +15,7 @@ from sglang_hybrid.device.cuda import CudaDriver
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
+from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.pools.capacity import CHECKPOINTS
 from sglang_hybrid.memory.sizing import Kinds, Sizing, choose
 
@@ -46,9 +47,17 @@ def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -
         logger.warning("elastic memory was not run on a GPU before; --hybrid-memory static is what was")
     base = _HOST_BASE_BYTES if device.type == "cpu" else _CUDA_BASE_BYTES
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
+    group = ranks.of_this_server()
+    if group is not None:
+        budget_bytes = group.least(budget_bytes)
     sizing = choose(kinds(configurator), budget_bytes, base, need)
+    if group is not None:
+        group.require_same("layout of memory (granules, bytes, tokens, states)",
+                           (sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states))  # fmt: skip
     arena = arenas.create(
-        arenas.Arena(sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic, time.thread_time)
+        arenas.Arena(
+            sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic, time.thread_time, group
+        )
     )
     arena.create_ahead(None if device.type == "cpu" else lambda: torch.cuda.set_device(_index(device)))
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)

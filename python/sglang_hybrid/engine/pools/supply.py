@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.memory.meter import Meter
 from sglang_hybrid.memory.pool import Pool
 
@@ -20,14 +21,20 @@ class Supply:
 
     What SGLang frees waits in `_returned` until somebody asks about memory or pages run short: on a GPU reading the ids
     waits for the device. `tidy` is called before every answer about memory.
+
+    With `ranks` every answer follows from the pages that are live and held alone, and pages that need another column
+    are had on all ranks or on none.
     """
 
-    def __init__(self, pool: Pool, device: torch.device, tidy: Callable[[], None], grown: Meter) -> None:
+    def __init__(
+        self, pool: Pool, device: torch.device, tidy: Callable[[], None], grown: Meter, ranks: Ranks | None = None
+    ) -> None:
         self.pool = pool
         self.device = device
         self.held = _NONE
         self._tidy = tidy
         self._grown = grown
+        self._ranks = ranks
         self._returned: list[torch.Tensor] = []
         self._returned_pages = 0
         pool.recall = self.drain
@@ -46,6 +53,8 @@ class Supply:
     @property
     def at_hand(self) -> int:
         """Pages that cost no question about memory: held, returned, or in columns that are in use anyway."""
+        if self._ranks is not None:
+            self._tidy()
         return len(self.held) + self._returned_pages + self.pool.room
 
     @property
@@ -103,17 +112,24 @@ class Supply:
         short = count - len(self.held)
         if short <= 0:
             return True
-        if short > self.pool.room:
+        if self._ranks is not None:
+            self._tidy()
+        elif short > self.pool.room:
             self.drain()
+        if short <= self.pool.room:
+            self._draw(short)
+            return True
+        before = len(self.held)
+        granules = self.pool.columns_for(short) * self.pool.books.column_granules
         try:
-            if short > self.pool.room:
-                granules = self.pool.columns_for(short) * self.pool.books.column_granules
-                self._grown.timed(lambda: self._draw(short), granules)
-            else:
-                self._draw(short)
+            self._grown.timed(lambda: self._draw(short), granules)
+            had = True
         except PoolExhausted:
-            return False
-        return True
+            had = False
+        if self._ranks is not None and not self._ranks.agree(had, (count, before, self.pool.live_pages - had * short)):
+            had = False
+            self.release_held(before)
+        return had
 
     def _draw(self, count: int) -> None:
         fresh = self.pool.alloc(count)
