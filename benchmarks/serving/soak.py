@@ -180,6 +180,9 @@ def flags(options: argparse.Namespace, folder: Path) -> list[str]:
     spec = spec.with_dtypes(kv_dtype="float32", conv_dtype="float32")
     common = ["--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512", "--enable-metrics",
               "--mamba-radix-cache-strategy", options.strategy, "--hybrid-log-interval-s", "30"]  # fmt: skip
+    common += ["--tp-size", str(options.ranks)] if options.ranks > 1 else []
+    if options.host_tier:
+        common += ["--enable-hierarchical-cache", "--hicache-ratio", str(options.host_tier)]
     if options.memory == "static":
         return [*common, "--max-mamba-cache-size", str(STATES), "--max-total-tokens", str(TOKENS)]
     budget_bytes = STATES * spec.checkpoint_bytes + TOKENS * spec.kv_bytes_per_token
@@ -279,7 +282,8 @@ def judge(tally: Tally, folder: Path) -> dict[str, int]:
 def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Question]], head: dict[str, Any]) -> None:
     """One server under load, judged and published."""
     tally, log_file = Tally(), folder.with_suffix(".log")
-    with Server(folder, flags(options, folder), log=log_file, environment=ENVIRONMENT) as server:
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(options.ranks)))} if options.ranks > 1 else {}
+    with Server(folder, flags(options, folder), log=log_file, environment={**ENVIRONMENT, **cores}) as server:
         server.wait_ready(PATIENCE_S)
         client = Client(server)
         pid = scheduler(client).pid
@@ -296,6 +300,7 @@ def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Questio
     print(json.dumps(summary, indent=1), flush=True)
     if not options.dry:
         name = f"soak-{options.memory}-{options.preset}-{options.strategy}"
+        name += "-host-tier" * bool(options.host_tier) + "-ranks" * (options.ranks > 1)
         settings = {key: value for key, value in vars(options).items() if key not in ("dry", "keep_log")}
         result = {**head, **settings, "states": STATES, "kv_tokens": TOKENS, "columns": "benchmarks/serving/README.md"}
         print(provenance.write("serving", name, {**result, "summary": summary, "end": end, "rows": rows}), flush=True)
@@ -306,6 +311,8 @@ def main() -> None:
     parser.add_argument("--preset", nargs="+", default=["gdn"], choices=("gdn", "mamba2"))
     parser.add_argument("--strategy", nargs="+", default=["extra_buffer"], choices=("extra_buffer", "no_buffer"))
     parser.add_argument("--memory", default="elastic", choices=("elastic", "static"))
+    parser.add_argument("--host-tier", type=float, default=0, help="HiCache behind it, so many times as large")
+    parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel ranks, a core each")
     parser.add_argument("--minutes", type=float, default=30, help="of load, for each preset and strategy")
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")

@@ -50,7 +50,6 @@ def test_elastic_memory_asks_sglang_for_no_sizes(settings: dict[str, Any]) -> No
         ("max_total_tokens", 9000, "sizes from the budget"),
         ("max_mamba_cache_size", 40, "sizes from the budget"),
         ("disable_radix_cache", True, "the cache must be on"),
-        ("enable_hierarchical_cache", True, "HiCache registers whole buffers"),
         ("enable_unified_memory", True, "unified pool"),
         ("enable_linear_replayssm", True, "replay rings"),
         ("enable_int8_mamba_checkpoint", True, "int8 checkpoints"),
@@ -79,6 +78,12 @@ def test_other_versions_of_sglang(
     assert refusal(settings, model).endswith(
         f"it was run with SGLang {compat.PRIMARY} only; change it or add --hybrid-memory static: {version}"
     )
+
+
+def test_a_host_tier_and_ranks_work_one_at_a_time(settings: dict[str, Any], model: preflight.Model) -> None:
+    for one in ({"enable_hierarchical_cache": True}, {"tp_size": 2}):
+        refusals.check(argparse.Namespace(**{**settings, **one}), [], HybridConfig(memory="elastic"), model, True)
+    assert "one rank only" in refusal({**settings, "enable_hierarchical_cache": True, "tp_size": 2}, model)
 
 
 def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> None:

@@ -142,9 +142,13 @@ class HostTier:
             cache.dec_host_lock_ref(req.best_match_node, backed.to_dec_params())
             cache.dec_lock_ref(req.last_node, held.to_dec_params())
         if not room:
-            driver.counts["restore_given_up"] += 1
-            req.host_hit_length = req.mamba_host_hit_length = 0
-            self.restart_on_device(req)
+            self.give_up(driver, req)
+
+    def give_up(self, driver: Any, req: Any) -> None:
+        """There is no memory for what `req` would load back: its match ends where the device's does."""
+        driver.counts["restore_given_up"] += 1
+        req.host_hit_length = req.mamba_host_hit_length = 0
+        self.restart_on_device(req)
 
     def restart_on_device(self, req: Any) -> None:
         """`req` does not get what lies in host memory: its state is the one at the end of its device match.

@@ -7,6 +7,8 @@ allocations of the pass cannot fail, whoever else takes memory of the machine me
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,13 +67,28 @@ class Capacity:
             return False
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
         new = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
-        states = self.driver.states_needed(req)
         if tokens + new + adder.page_size >= adder.rem_total_tokens:  # SGLang's forecast of running requests
             if adder.can_run_list or not nobody_runs(adder):
                 return False
-            self._clear_for(_pages(tokens + new, adder.page_size), states, req.last_node)
-        chunk = tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
-        return self._admit(_pages(chunk, adder.page_size), states, req.last_node)
+            self._clear_for(_pages(tokens + new, adder.page_size), req)
+        if _restores(req):
+            if self._admit(self._first_pages(adder, tokens, req.host_hit_length), self.driver.states_needed(req), req):
+                return True
+            self.driver.tier.give_up(self.driver, req)
+        return self._admit(self._first_pages(adder, tokens, 0), self.driver.states_needed(req), req)
+
+    @staticmethod
+    def _first_pages(adder: Any, tokens: int, restored: int) -> int:
+        """Pages of a first pass: `restored` of the `tokens` are loaded back, a chunk of the rest computed."""
+        chunk = tokens - restored
+        if adder.rem_chunk_tokens is not None:
+            chunk = min(chunk, max(0, adder.rem_chunk_tokens))
+        return _pages(restored + chunk, adder.page_size)
+
+    def restored(self, tokens: int, states: int, page_size: int) -> None:
+        """A request was given KV of `tokens` and `states` while it was admitted: they are no longer promised to it."""
+        self.promised[KV] -= -(-tokens // page_size)
+        self.promised[STATE] -= states
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
         """Whether the next chunk of `req`, which has its states, may run; then its pages are held.
@@ -82,7 +99,7 @@ class Capacity:
         self._meet(adder)
         tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
         pages = _pages(min(tokens, adder.rem_chunk_tokens), adder.page_size)
-        self._parked = not self._admit(pages, 0, req.last_node)
+        self._parked = not self._admit(pages, 0, req)
         return not self._parked
 
     def _meet(self, adder: Any) -> None:
@@ -90,26 +107,31 @@ class Capacity:
             self._adder, self._parked = adder, False
             self.begin_pass()
 
-    def _clear_for(self, pages: int, states: int, node: Any) -> None:
+    def _clear_for(self, pages: int, req: Any) -> None:
         """Evict for all of a request that has the machine to itself: forecasts of evictable memory are coarse."""
-        cache = self.driver.cache
-        lock = cache.inc_lock_ref(node)
-        try:
+        with self._prefix_of(req):
             self.arena.release_held()
-            self._evict_for({KV: pages, STATE: states + CHECKPOINTS})
-        finally:
-            cache.dec_lock_ref(node, lock.to_dec_params())
+            self._evict_for({KV: pages, STATE: self.driver.states_needed(req) + CHECKPOINTS})
 
-    def _admit(self, pages: int, states: int, node: Any) -> bool:
-        """Hold what one more request of this pass needs, all of it or nothing; `node` is the end of its prefix."""
+    @contextmanager
+    def _prefix_of(self, req: Any) -> Iterator[None]:
+        """Nothing that `req` restarts from is evicted meanwhile, from either tier."""
         cache = self.driver.cache
-        need = {KV: self.promised[KV] + pages, STATE: self.promised[STATE] + states}
-        lock = cache.inc_lock_ref(node)
+        locked = cache.inc_lock_ref(req.last_node)
+        backed = cache.inc_host_lock_ref(req.best_match_node) if _restores(req) else None
         try:
+            yield
+        finally:
+            if backed is not None:
+                cache.dec_host_lock_ref(req.best_match_node, backed.to_dec_params())
+            cache.dec_lock_ref(req.last_node, locked.to_dec_params())
+
+    def _admit(self, pages: int, states: int, req: Any) -> bool:
+        """Hold what one more request of this pass needs, all of it or nothing."""
+        need = {KV: self.promised[KV] + pages, STATE: self.promised[STATE] + states}
+        with self._prefix_of(req):
             more = {**need, STATE: need[STATE] + CHECKPOINTS}
             held = self._secure(more) or self._secure(need)
-        finally:
-            cache.dec_lock_ref(node, lock.to_dec_params())
         if held:
             self.promised = need
         else:
@@ -232,6 +254,11 @@ class Capacity:
             KV: torch.unique(torch.cat(tokens) // page) if tokens else torch.empty(0, dtype=torch.int64),
             STATE: torch.cat(states) if states else torch.empty(0, dtype=torch.int64),
         }
+
+
+def _restores(req: Any) -> bool:
+    """Whether the match of `req` reaches into the host tier."""
+    return bool(getattr(req, "host_hit_length", 0) or getattr(req, "mamba_host_hit_length", 0))
 
 
 def _pages(tokens: int, page_size: int) -> int:

@@ -26,7 +26,6 @@ _SIZES = {
 
 _FLAGS = {
     "disable_radix_cache": "its evictions keep the balance, so the cache must be on",
-    "enable_hierarchical_cache": "HiCache registers whole buffers with the device",
     "enable_unified_memory": "SGLang's unified pool is another answer to the same question",
     "enable_page_major_kv_layout": "the layouts of the pools are its own",
     "enable_linear_replayssm": "replay rings are sized by state slot",
@@ -85,6 +84,8 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
                 "of several ranks, only tensor-parallel ones agree about memory",
                 f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
+    if namespace.enable_hierarchical_cache and getattr(namespace, "tp_size", 1) > 1:
+        raise _refusal("a host tier was run with one rank only", f"--tp-size {namespace.tp_size}")
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD registers whole buffers", f"--disaggregation-mode {namespace.disaggregation_mode}")
     if namespace.mamba_radix_cache_strategy == "extra_buffer_lazy":
