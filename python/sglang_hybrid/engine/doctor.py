@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import cpu
+from sglang_hybrid.prefix import FORM
 
 _PACKAGES = (
     "torch",
@@ -42,6 +43,7 @@ def examine() -> list[Finding]:
     findings = [
         Finding("sglang-hybrid", __version__),
         Finding("python", f"{machine.python_version()} on {machine.system()} {machine.machine()}"),
+        Finding("prefix cache", FORM),
         _device(),
     ]
     findings += [Finding(name, version) for name in _PACKAGES if (version := _version(name))]

@@ -1,6 +1,6 @@
 """The prefix cache as decisions over one byte budget: tree, history, admission and eviction composed."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
@@ -64,7 +64,7 @@ class PrefixCache:
         self.history = history
         self._admission = admission
         self._index = index
-        self._scored = index if isinstance(index, ScoredIndex) else None
+        self._scored = cast(ScoredIndex, index) if hasattr(index, "last_score") else None
         self._bypass = bypass
         self.feedback = feedback
         self._nodes: dict[int, Node[Mark]] = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,6 @@ class VictimIndex(Protocol):
     def __len__(self) -> int: ...
 
 
-@runtime_checkable
 class ScoredIndex(Protocol):
     """A victim index that tells the score of what `pop` returned last."""
 

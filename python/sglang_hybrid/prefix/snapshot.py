@@ -1,6 +1,6 @@
 """A flat, picklable copy of a cache's tree, for replays from the state the cache was in."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.prefix.tree_check import walk
 
 
-@dataclass(frozen=True)
-class SavedMark:
+class SavedMark(NamedTuple):
     """A checkpoint: the sequence it lies on, its position there, and what its mark remembers."""
 
     sequence: int
@@ -23,8 +22,7 @@ class SavedMark:
     touch: int
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Every leaf's whole sequence, and every checkpoint once."""
 
     sequences: tuple[Tokens, ...]

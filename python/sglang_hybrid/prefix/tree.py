@@ -11,7 +11,6 @@ changed since the caller last cleared it: in `changed` the nodes with other chil
 `rebased` the topmost nodes below which the nearest checkpoint above is another one (`REBASED_CHILDREN` per change).
 """
 
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, NamedTuple
 
@@ -39,13 +38,15 @@ class Match(NamedTuple, Generic[S]):
     restart: Node[S]
 
 
-@dataclass
 class Freed(Generic[S]):
     """What an operation gave back: KV tokens (and their slots), checkpoints."""
 
-    kv_tokens: int = 0
-    states: list[S] = field(default_factory=list)
-    slots: list[Slots] = field(default_factory=list)
+    __slots__ = ("kv_tokens", "slots", "states")
+
+    def __init__(self, kv_tokens: int = 0) -> None:
+        self.kv_tokens = kv_tokens
+        self.states: list[S] = []
+        self.slots: list[Slots] = []
 
 
 class RadixTree(Generic[S]):

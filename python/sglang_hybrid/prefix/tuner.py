@@ -3,8 +3,8 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
@@ -20,8 +20,7 @@ PUBLISHED_ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in ran
 NEIGHBOURS = 2  # alphas on either side whose hits count for an alpha: single replays vary with accidents of the log
 
 
-@dataclass(frozen=True)
-class LoggedRequest:
+class LoggedRequest(NamedTuple):
     """A request of the bootstrap window: tokens, input length, seconds."""
 
     tokens: Tokens
@@ -29,8 +28,7 @@ class LoggedRequest:
     now: float
 
 
-@dataclass(frozen=True)
-class ReplayJob:
+class ReplayJob(NamedTuple):
     """One point of the grid: everything a worker process needs."""
 
     model: ModelSpec
