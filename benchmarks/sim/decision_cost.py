@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.cache import PrefixCache
+from sglang_hybrid.prefix import FORM
+from sglang_hybrid.prefix.cache import Learner, PrefixCache
 from sglang_hybrid.prefix.history import PRIORS, History, Sighting
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
@@ -62,14 +63,19 @@ class Requests:
         return tokens
 
 
-class TimedHistory(History):
-    """A history that adds up the time spent in it."""
+class TimedHistory:
+    """A history, or none, that adds up the time spent in it."""
 
-    spent = wall = 0.0
+    def __init__(self, inner: Learner | None) -> None:
+        self._inner = inner
+        self.spent = self.wall = 0.0
+        if inner is not None:
+            self.restart, self.seed, self.check = inner.restart, inner.seed, inner.check
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
+        assert self._inner is not None
         wall, start = time.perf_counter(), time.thread_time()
-        sighting = super().observe(tokens, n_input, now, boundaries)
+        sighting = self._inner.observe(tokens, n_input, now, boundaries)
         self.spent += time.thread_time() - start
         self.wall += time.perf_counter() - wall
         return sighting
@@ -81,7 +87,9 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 def timed(cache: PrefixCache, requests: Requests, count: int, clock: float) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of processor and of wall time, each of shape [count, 4]: match, commit, learn, decide."""
-    history = cache.history if isinstance(cache.history, TimedHistory) else TimedHistory(ReuseTable(PRIORS))
+    history = TimedHistory(cache.history)
+    if cache.history is not None:
+        cache.history = history
     cpu, wall = np.zeros((count, 3)), np.zeros((count, 3))
     for i in range(count):
         tokens = requests.next()
@@ -117,8 +125,6 @@ def run(policy: str, leaves: int, count: int, seed: int) -> tuple[dict[str, Any]
     """A filled cache, and the times of `count` further requests."""
     requests = Requests(seed)
     cache = open_cache(policy, leaves * (MODEL.checkpoint_bytes + NEW_TOKENS), MODEL)
-    if cache.history is not None:
-        cache.history.__class__ = TimedHistory
     clock, committed = 0.0, 0
     gc.disable()  # while filling: collections over a growing tree take most of the time
     while True:
@@ -249,7 +255,7 @@ def main() -> None:
             what = (leaves, arguments.requests, arguments.seed, repeats)
             rows.append(floor(*what) if policy == "tree" else measure(policy, *what))
             print(policy, leaves, rows[-1]["cpu_us"], f"{time.perf_counter() - start:.0f} s", flush=True)
-    result = head("numpy") | {"seed": arguments.seed, "requests": arguments.requests, "columns": __doc__, "rows": rows}
+    result = head("numpy") | {"form": FORM, "seed": arguments.seed, "requests": arguments.requests, "columns": __doc__, "rows": rows}
     result["memory"] = memory(arguments.memory_sequences, arguments.seed)
     print(result["memory"])
     path = write("sim", "decision_cost", result)

@@ -9,7 +9,7 @@ from sglang_hybrid.prefix.candidates import Candidate, ScoredIndex, VictimIndex
 from sglang_hybrid.prefix.duel import CAUTION, Duels
 from sglang_hybrid.prefix.elapsed import Elapsed
 from sglang_hybrid.prefix.gdsf import density
-from sglang_hybrid.prefix.history import History
+from sglang_hybrid.prefix.history import Sighting
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.snapshot import Snapshot, load
@@ -27,6 +27,18 @@ class Commit(NamedTuple):
     positions: tuple[int, ...]
     evicted: int
     kv_tokens: int
+
+
+class Learner(Protocol):
+    """What remembers past requests: `History`, or something around it."""
+
+    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting: ...
+
+    def restart(self, mark: Mark, now: float) -> None: ...
+
+    def seed(self, tokens: Tokens, now: float) -> None: ...
+
+    def check(self) -> None: ...
 
 
 class Feedback(Protocol):
@@ -52,7 +64,7 @@ class PrefixCache:
         capacity_bytes: int,
         admission: AdmissionPolicy,
         index: VictimIndex,
-        history: History | None = None,
+        history: Learner | None = None,
         bypass: bool = False,
         feedback: "Feedback | None" = None,
     ) -> None:
