@@ -11,7 +11,8 @@ in the ghost history (serving can do it after the response); `decide` = match + 
 policy but the floor: validation, match, insert and removal of the oldest leaf in the bare tree, nothing decided.
 With `--repeats` above 1 all of it is done anew that many times, request by request the same, and each request counts
 with its lowest processor time (and, apart from that, its lowest wall time): what others on the machine add is not the
-same each time, what the code takes is. `first_cpu_us` is the first run alone.
+same each time, what the code takes is. `first_cpu_us` is the first run alone. `form` says whether the decisions ran compiled (`scripts/compile`) or interpreted;
+SGLANG_HYBRID_COMPILED=0 asks for the latter.
 """
 
 import argparse
@@ -255,7 +256,8 @@ def main() -> None:
             what = (leaves, arguments.requests, arguments.seed, repeats)
             rows.append(floor(*what) if policy == "tree" else measure(policy, *what))
             print(policy, leaves, rows[-1]["cpu_us"], f"{time.perf_counter() - start:.0f} s", flush=True)
-    result = head("numpy") | {"form": FORM, "seed": arguments.seed, "requests": arguments.requests, "columns": __doc__, "rows": rows}
+    result = head("numpy") | {"form": FORM, "seed": arguments.seed, "requests": arguments.requests}
+    result |= {"columns": __doc__, "rows": rows}
     result["memory"] = memory(arguments.memory_sequences, arguments.seed)
     print(result["memory"])
     path = write("sim", "decision_cost", result)

@@ -14,12 +14,11 @@ from pathlib import Path
 
 VARIABLE = "SGLANG_HYBRID_COMPILED"
 STAMP = "sources"
-_INTERPRETED = ("__init__", "request_log")  # the log reads files in generators, which a compiled one leaves open
 
 
 def sources(package: Path) -> list[Path]:
     """The modules of `package` that are compiled, by name."""
-    return sorted(path for path in package.glob("*.py") if path.stem not in _INTERPRETED)
+    return sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
 
 
 def digest(paths: Iterable[Path]) -> str:

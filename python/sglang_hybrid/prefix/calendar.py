@@ -262,6 +262,7 @@ class AgingHeaps:
     def _close(self, empty: Slice) -> None:
         self._slices[empty.bucket] -= 1
         empty.bucket = -1
+        empty.items = []  # now: many at once, when the heaps that hold the slice are cleaned, take as long as a request
 
     def _move(self, moved: Slice, now: float) -> None:
         """Take a live slice to the bucket of its age, or what is in it to an open slice there."""

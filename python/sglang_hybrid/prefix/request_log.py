@@ -17,7 +17,8 @@ secret of this log, so equal prefixes stay equal, which is all that decisions de
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -173,7 +174,11 @@ def replay(path: Path) -> Replayed:
 
     Raises ConfigError for a file that is not a log.
     """
-    lines = _lines(path)
+    with closing(_lines(path)) as lines:
+        return _replay(path, lines)
+
+
+def _replay(path: Path, lines: Iterator[list[Any]]) -> Replayed:
     first = next(lines, None)
     wanted = {*_COSTS, "admission", "eviction", "marconi_alpha"}
     if first is None or len(first) != 2 or first[0] != VERSION or set(first[1]) != wanted:
@@ -193,7 +198,7 @@ def replay(path: Path) -> Replayed:
     return found
 
 
-def _lines(path: Path) -> Iterator[list[Any]]:
+def _lines(path: Path) -> Generator[list[Any], None, None]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):
