@@ -11,8 +11,9 @@ in the ghost history (serving can do it after the response); `decide` = match + 
 policy but the floor: validation, match, insert and removal of the oldest leaf in the bare tree, nothing decided.
 With `--repeats` above 1 all of it is done anew that many times, request by request the same, and each request counts
 with its lowest processor time (and, apart from that, its lowest wall time): what others on the machine add is not the
-same each time, what the code takes is. `first_cpu_us` is the first run alone. `form` says whether the decisions ran compiled (`scripts/compile`) or interpreted;
-SGLANG_HYBRID_COMPILED=0 asks for the latter.
+same each time, what the code takes is. `first_cpu_us` is the first run alone.
+`form` says whether the decisions ran compiled (`scripts/compile`) or interpreted
+(SGLANG_HYBRID_COMPILED=0).
 """
 
 import argparse
