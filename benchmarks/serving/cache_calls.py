@@ -1,10 +1,13 @@
-"""What the cache costs the scheduler: match, insert and evict over SGLang's real tree and pools, by number of leaves.
+"""What the cache costs the scheduler: a request's calls over SGLang's real tree and pools, by number of leaves.
 
     python benchmarks/serving/cache_calls.py [--leaves 100 1000 10000 40000]
 
 Ours (forecast) beside both cores of stock SGLang, without a model, in one process that takes turns request by request.
-A request is one match of a known prefix, one insertion of a new leaf with a state, and the evictions that make room for
-it: one state and its KV. Wall-clock microseconds of one thread.
+Every call a scheduler makes for one request is timed, in microseconds of processor time of one thread:
+`match` (with the copied state, admission and the lock), `alloc` (the row, the state and the KV; both pools are full),
+`plan` (our hook when a prefill batch is put together: what to checkpoint, what the history learns), `insert` (the
+prompt) and `finish` (the answer). Half of the requests continue an earlier one, the others are new below a prefix
+that a hundred share.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,61 +30,103 @@ sys.path.insert(0, str(ROOT / "tests" / "engine"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 KINDS = {"hybrid": ("forecast", "python"), "stock python": (None, "python"), "stock rust": (None, "rust")}
-SHARED, OWN = 24, 8
-"""Tokens of a prefix that a hundred leaves share, and of a leaf."""
+STAGES = ("match", "alloc", "plan", "insert", "finish")
+SHARED, ASKED, ANSWER, TURNS = 128, 48, 16, 4
+"""Tokens of a shared prefix, of what a turn adds to it and of its answer; turns of a conversation."""
 
 
 class Load:
-    """One kind of cache with its tree full, and the same requests for every kind."""
+    """One kind of cache with its pools full, and the same requests for every kind."""
 
     def __init__(self, kind: str, leaves: int) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = KINDS[kind][1]
         from tree import Tree
 
-        self.rng = random.Random(1)
-        tokens = leaves * OWN + (leaves // 100 + 2) * SHARED + 64
-        self.tree = Tree(KINDS[kind][0], tokens=tokens, states=leaves + 2)
+        self.rng, self.number, self.leaves = random.Random(1), 0, leaves
+        tokens = leaves * (ASKED + ANSWER) + (leaves // 100 + 2) * SHARED
+        context = SHARED + TURNS * (ASKED + ANSWER) + 8
+        self.tree = Tree(KINDS[kind][0], tokens=tokens, states=leaves + 8, context=context)
         self.sequences: list[list[int]] = []
-        for number in range(leaves):
-            self.tree.clock.advance(0.1)
-            self.sequences.append(self.fresh(number))
-            self.tree.insert(self.sequences[-1])
-        self.times: dict[str, list[float]] = {"match": [], "evict": [], "insert": [], "request": []}
+        self.times: dict[str, list[float]] = {name: [] for name in (*STAGES, "request")}
+        while self.tree.rows.mamba_allocator.available_size() > 8 or len(self.sequences) < leaves:
+            self.request()
+        for spans in self.times.values():
+            spans.clear()
 
-    def fresh(self, number: int) -> list[int]:
-        return [1000 + number // 100] * SHARED + [self.rng.randrange(1 << 20) for _ in range(OWN)]
+    def words(self, count: int) -> list[int]:
+        return [self.rng.randrange(1 << 20) for _ in range(count)]
 
-    def request(self, number: int) -> None:
-        tree, leaves = self.tree, len(self.sequences)
+    def prompt(self) -> list[int]:
+        known = self.rng.choice(self.sequences) if self.number % 2 and self.sequences else []
+        if not known or len(known) > SHARED + (TURNS - 1) * (ASKED + ANSWER):
+            known = [1 << 21 | self.rng.randrange(self.leaves // 100 + 1)] * SHARED
+        return known + self.words(ASKED)
+
+    def request(self) -> None:
+        """Everything a scheduler asks the cache for one request."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.mem_cache.allocation import alloc_req_slots, alloc_token_slots
+        from sglang.srt.mem_cache.common import release_kv_cache
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        tree, driver, prompt, answer = self.tree, self.tree.driver, self.prompt(), self.words(ANSWER)
+        cache, rows = tree.cache, tree.rows
         tree.clock.advance(0.1)
-        known, new = self.rng.choice(self.sequences), self.fresh(self.rng.randrange(leaves))
-        begin = time.perf_counter()
-        tree.match(known)
-        matched = time.perf_counter()
-        tree.evict(0, 1)
-        tree.evict(OWN, 0)
-        evicted = time.perf_counter()
-        tree.insert(new)
-        end = time.perf_counter()
-        spans = (matched - begin, evicted - matched, end - evicted, end - begin)
-        for name, span in zip(self.times, spans, strict=True):
-            self.times[name].append(1e6 * span)
-        self.sequences[number % leaves] = new
+        self.number += 1
+        req = Req(str(self.number), "", array("q", prompt), SamplingParams(max_new_tokens=ANSWER))
+        marks = [time.thread_time()]
+        req.init_next_round_input(cache)
+        if driver is not None:
+            assert driver.room_for(req, [])
+        req.lock_receipt = cache.inc_lock_ref(req.last_node).to_dec_params()
+        marks.append(time.thread_time())
+        start, end = len(req.prefix_indices), len(prompt)
+        req.set_extend_range(start, end)
+        (row,) = alloc_req_slots(rows, [req], cache)
+        slots = alloc_token_slots(cache, end - start)
+        rows.write((row, slice(0, start)), req.prefix_indices)
+        rows.write((row, slice(start, end)), slots)
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = end
+        marks.append(time.thread_time())
+        if driver is not None:
+            driver.plan(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[end - start]))
+        marks.append(time.thread_time())
+        if driver is not None:  # the forward pass
+            for checkpoint in req.sglang_hybrid.planned:
+                checkpoint.written = True
+        asked = time.thread_time()
+        cache.cache_unfinished_req(req)
+        marks.append(marks[-1] + time.thread_time() - asked)
+        req.output_ids.extend(answer)
+        rows.write((row, slice(end, end + ANSWER)), alloc_token_slots(cache, ANSWER))
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = end + ANSWER
+        asked = time.thread_time()
+        release_kv_cache(req, cache)
+        marks.append(marks[-1] + time.thread_time() - asked)
+        for name, begin, done in zip(STAGES, marks, marks[1:], strict=False):
+            self.times[name].append(1e6 * (done - begin))
+        self.times["request"].append(1e6 * (marks[-1] - marks[0]))
+        known = prompt + answer
+        if len(self.sequences) < self.leaves:
+            self.sequences.append(known)
+        else:
+            self.sequences[self.rng.randrange(self.leaves)] = known
 
 
 def measure(leaves: int, requests: int) -> list[dict[str, Any]]:
     """Median and 99th percentile of every kind of cache on trees of `leaves`; in this process."""
     loads = {kind: Load(kind, leaves) for kind in KINDS}
-    for number in range(requests):
+    for _ in range(requests):
         for load in loads.values():
-            load.request(number)
+            load.request()
     rows = []
     for kind, load in loads.items():
         spans = {
             name: {"p50_us": statistics.median(times), "p99_us": sorted(times)[int(0.99 * len(times))]}
             for name, times in load.times.items()
         }
-        rows.append({"kind": kind, "leaves": leaves, **spans})
+        states, tokens = load.tree.held()
+        rows.append({"kind": kind, "leaves": leaves, "states": states, "tokens": tokens, **spans})
     return rows
 
 

@@ -58,12 +58,12 @@ def apply_cpu_hooks() -> None:
 class Tree:
     """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock.
 
-    With a `host_ratio` it has a host tier that many times as large.
+    With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all).
     """
 
     def __init__(
         self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
-        write_policy: str = "write_through",
+        write_policy: str = "write_through", context: int = 0,
     ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
         from sglang.srt.environ import envs
@@ -72,6 +72,7 @@ class Tree:
         from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+        from sglang_hybrid.engine.cache import core
         from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
         from sglang_hybrid.engine.cache.driver import Driver
         from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
@@ -91,7 +92,7 @@ class Tree:
         with envs.SGLANG_MAMBA_SSM_DTYPE.override("float32"):
             costs = Mamba2CacheParams(shape=shape, layers=[0, 1])
         self.rows = HybridReqToTokenPool(
-            size=8, mamba_size=states, mamba_spec_state_size=8, max_context_len=tokens, device="cpu",
+            size=8, mamba_size=states, mamba_spec_state_size=8, max_context_len=context or tokens, device="cpu",
             enable_memory_saver=False, cache_params=costs, mamba_layer_ids=[0, 1], enable_mamba_extra_buffer=extra,
         )  # fmt: skip
         kv = HybridLinearKVPool(
@@ -117,6 +118,7 @@ class Tree:
             self.driver = Driver(
                 decisions, victims, lambda _: self.clock.now(), GRID if extra else 1, GRID, scores=eviction != "lru"
             )
+            core.choose(params)
             params.component_registry_override = {
                 TYPES["kv"]: partial(TieredFull if host_ratio else HybridFull, self.driver),
                 TYPES["state"]: partial(TieredMamba if host_ratio else HybridMamba, self.driver),

@@ -6,7 +6,7 @@ are not censored by its own evictions. It is bounded by tokens and marks; the le
 """
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.mark import Kind, Mark
@@ -33,8 +33,7 @@ def prior(kind: Kind, level: int) -> float:
 PRIORS = tuple(prior(kind, level) for kind in Kind for level in range(LEVELS))
 
 
-@dataclass(frozen=True)
-class Sighting:
+class Sighting(NamedTuple):
     """What the history knew about a request: tokens seen before, and the marks on its way in order of position.
 
     `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below

@@ -1,7 +1,7 @@
 """Why a prompt token was computed although a cache was there: every one of them gets exactly one reason."""
 
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 REASONS = MappingProxyType(
     {
@@ -17,8 +17,7 @@ REASONS = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What is known of one prompt when its prefill begins; all in tokens from its start.
 
     `hit`: where it restarts; `known`: its KV that is cached; `seen`: what any earlier request had; `in_flight`: what it

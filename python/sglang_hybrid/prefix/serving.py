@@ -54,7 +54,7 @@ class Arrival:
     refused_tokens: int
     kept_tokens: int
     tip: Mark
-    namespace: str | None
+    key: Tokens  # its input as the history keys it
     marks: dict[int, Mark] = field(default_factory=dict)
 
 
@@ -125,48 +125,33 @@ class Decisions:
         in_flight = max((common_prefix(key, other) for other in self._prefilling.values()), default=1) - 1
         sighting = self.history.observe(key, n_input + 1, now, tuple(at + 1 for at in boundaries))
         self._uses += 1
-        marks = {at - 1: mark for at, mark in sighting.marks}
-        limit = n_input - 1
-        lost = max((at for at, mark in marks.items() if restart_tokens < at <= limit and mark.lost), default=0)
-        refused = max((at for at, mark in marks.items() if restart_tokens < at <= limit and mark.refused), default=0)
+        known = tuple([(at - 1, mark) for at, mark in sighting.marks])
+        seen = max(0, sighting.seen_tokens - 1)
+        marks = dict(known)
+        lost = refused = kept = 0
+        for at, mark in known:  # the deepest of each kind
+            kept = at - mark.unkept if at else 0
+            if restart_tokens < at < n_input:
+                lost = at if mark.lost else lost
+                refused = at if mark.refused else refused
+            elif at == restart_tokens:
+                mark.touch = self._uses
         if self._tuner is not None and lost:
             self._tuner.missed(marks[lost])
-        end = max((at for at in marks if at <= sighting.seen_tokens), default=0)
-        kept = end - marks[end].unkept if end else 0
-        used = marks.get(restart_tokens)
-        if used is not None:
-            used.touch = self._uses
-        positions = self._positions(sighting, n_input, restart_tokens, known_tokens, boundaries)
-        arrival = Arrival(
-            positions,
-            max(0, sighting.seen_tokens - 1),
-            max(0, in_flight),
-            lost,
-            refused,
-            kept,
-            sighting.tip,
-            namespace,
-            marks,
-        )
+        positions: tuple[int, ...] = ()
+        if restart_tokens < n_input - 1:
+            # The state of the last input token is of no use to the same prompt: its logits need one token computed.
+            here = Sighting(seen, known, sighting.branch, sighting.tip)
+            prefill = Prefill(restart_tokens, known_tokens, n_input, n_input - 1, boundaries, here)
+            positions = tuple(self._admission.positions(prefill))
         if sighting.branch is not None:
-            arrival.marks[sighting.seen_tokens - 1] = sighting.branch
-        arrival.marks[n_input] = sighting.tip
+            marks[seen] = sighting.branch
+        marks[n_input] = sighting.tip
+        arrival = Arrival(positions, seen, max(0, in_flight), lost, refused, kept, sighting.tip, key, marks)
         self._prefilling[request_id] = key
         if len(self._prefilling) > _PREFILLING:
             self._prefilling.popitem(last=False)
         return arrival
-
-    def _positions(
-        self, sighting: Sighting, n_input: int, restart: int, known: int, boundaries: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        here = replace(
-            sighting,
-            seen_tokens=max(0, sighting.seen_tokens - 1),
-            marks=tuple((at - 1, mark) for at, mark in sighting.marks),
-        )
-        # The state of the last input token is of no use to the same prompt: its logits need one token computed.
-        prefill = Prefill(restart, known, n_input, n_input - 1, boundaries, here)
-        return tuple(self._admission.positions(prefill)) if n_input - 1 > restart else ()
 
     def computed(self, request_id: str) -> None:
         """The request's prefill is done: what it computed is in the cache now."""
@@ -175,9 +160,12 @@ class Decisions:
     def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
         """The request ended with the sequence `tokens`, input and output; KV of the first `kept_tokens` is cached."""
         self.computed(request_id)
-        mark = self.history.extend(self._keyed(tokens, arrival.namespace), arrival.tip, now)
-        mark.unkept = max(0, len(tokens) - kept_tokens)
-        arrival.tip = arrival.marks[len(tokens)] = mark
+        size, n_input = len(tokens), arrival.key.size - 1
+        whole = size > n_input
+        key = np.concatenate((arrival.key, as_tokens(tokens[n_input:]))) if whole else arrival.key[: size + 1]
+        mark = self.history.extend(key, arrival.tip, now)
+        mark.unkept = max(0, size - kept_tokens)
+        arrival.tip = arrival.marks[size] = mark
 
     def mark(self, arrival: Arrival | None, position: int, now: float, spare: bool = False) -> Mark:
         """The mark for a checkpoint at `position`; `spare` ones were taken only because memory was free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,14 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
     return tuple(sorted(set(given)))
 
 
-def first_message(tokens: np.ndarray, ends: np.ndarray) -> tuple[int, ...]:
+def first_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:
     """The position behind the first token of `tokens` that ends a message (a system prompt), if more follows."""
-    found = np.flatnonzero(np.isin(tokens, ends)) if ends.size else ends
-    return (int(found[0]) + 1,) if found.size and found[0] + 1 < tokens.size else ()
+    first = tokens.size
+    for end in ends:
+        found = tokens[:first] == end
+        if found.size and found[at := int(found.argmax())]:
+            first = at
+    return (first + 1,) if first + 1 < tokens.size else ()
 
 
 def register() -> list[str]:

@@ -32,11 +32,13 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
 
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
         return default_radix_cache_factory(ctx)
+    from sglang_hybrid.engine.cache import core
     from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
     from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
 
     full, mamba = (TieredFull, TieredMamba) if tiered(ctx) else (HybridFull, HybridMamba)
     driver = make_driver(ctx, config, spec, TYPES)
+    core.choose(ctx.params)
     ctx.params.component_registry_override = {
         TYPES["kv"]: partial(full, driver),
         TYPES["state"]: partial(mamba, driver),

@@ -53,25 +53,17 @@ class _Ordered:
         self._tried = set()
         super()._evict_device_end()
 
-    def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._touch(node)
-        return super().acquire_component_lock(node, *args, **kwargs)
-
-    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self._touch(node)
-        return super().release_component_lock(node, *args, **kwargs)
-
-    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
-        self._touch(child)  # `new_parent` has a child and no state: nothing to evict
-        return super().redistribute_on_node_split(new_parent, child)
-
     def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         self._touch(node)
         return super().commit_hicache_transfer(node, *args, **kwargs)
 
 
 class HybridFull(_Ordered, FullComponent):
-    """KV: what leaves next is the leaf that is worth least per byte."""
+    """KV: what leaves next is the leaf that is worth least per byte.
+
+    Every unlocking, split and insertion goes through KV, so it speaks for the state of a node as well. What is locked
+    stays in the index: it is passed over if its turn comes.
+    """
 
     _pool = Pool.KV
 
@@ -93,15 +85,28 @@ class HybridFull(_Ordered, FullComponent):
             super()._evict_device_start(self._wanted)
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
+    def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._touch(node)
+        return super().release_component_lock(node, *args, **kwargs)
+
+    def redistribute_on_node_split(self, new_parent: Any, child: Any) -> Any:
+        self._touch(child)  # `new_parent` has a child and no state: nothing to evict
+        return super().redistribute_on_node_split(new_parent, child)
+
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         self._touch(node)
-        self._touch(node.parent)  # which may be a leaf now
+        self._touch_parent(node)
         return super().evict_component(node, *args, **kwargs)
 
     def commit_insert_component_data(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         self._touch(node)
-        self._touch(node.parent)
+        self._touch_parent(node)
         return super().commit_insert_component_data(node, *args, **kwargs)
+
+    def _touch_parent(self, node: Any) -> None:
+        """`node` comes or goes: its parent has another price where it is or was a leaf, or has or had an only child."""
+        if len(node.parent.children) <= 2:
+            self._touch(node.parent)
 
 
 class HybridMamba(_Ordered, MambaComponent):
@@ -116,12 +121,13 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
-        req = getattr(params, "req", None)
-        if self.driver is None or req is None or not params.cow_mamba:
+        if self.driver is None or not params.cow_mamba or params.req is None:
             return result
-        tracked(req).known_tokens = result.full_kv_hit_length
-        # Where a pass can save several states, the branch is ours: SGLang would save it in place of the tail.
-        return result._replace(mamba_branching_seqlen=None) if self.driver.step else result
+        tracked(params.req).known_tokens = result.full_kv_hit_length
+        if self.driver.step and result.mamba_branching_seqlen is not None:
+            # Where a pass can save several states, the branch is ours: SGLang would save it in place of the tail.
+            return result._replace(mamba_branching_seqlen=None)
+        return result
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
         if self.driver is not None and params.cow_mamba and not self._can_copy(params.req, result):
@@ -132,9 +138,9 @@ class HybridMamba(_Ordered, MambaComponent):
     def _can_copy(self, req: Any, result: Any) -> bool:
         """Whether there is a slot for the request's own copy of the matched state."""
         assert self.driver is not None
-        kv = state_of(req)
-        source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
-        if source is None or kv.mamba_pool_idx is not None or self.driver.has_state():
+        if self.driver.has_state() or state_of(req).mamba_pool_idx is not None:
+            return True
+        if self.tree_core.get_component_device_value(result.best_match_node, self.component_type) is None:
             return True
         locked = self.cache.inc_lock_ref(result.best_match_node)
         try:
@@ -253,8 +259,10 @@ class HybridMamba(_Ordered, MambaComponent):
         return super()._alloc_mamba_slot(*args, **kwargs)
 
     def _evict_device_start(self, request_cnt: int) -> None:
-        self._begin(self.tree_core, request_cnt)
-        super()._evict_device_start(request_cnt)
+        if self._begin(self.tree_core, request_cnt):
+            self._evict_device_cursor, self._evict_device_request_cnt = None, request_cnt
+        else:
+            super()._evict_device_start(request_cnt)
 
     def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
         if self._ours:
@@ -265,6 +273,8 @@ class HybridMamba(_Ordered, MambaComponent):
             if node is None:
                 self._ours = False
                 super()._evict_device_start(self._wanted)
+            elif node in self.tree_core.evictable_device_leaves:
+                return node.id  # goes as a whole
             else:  # SGLang's step, at our cursor
                 self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
         return super()._evict_device_next_node(tracker, *args, **kwargs)

@@ -60,7 +60,7 @@ class Driver:
         self.tier: HostTier | None = None
         self.counts: Counter[str] = Counter()
         self._clock = clock
-        self._message_ends = np.array(sorted(message_end_ids), np.int32)
+        self._message_ends = sorted(message_end_ids)
         self._on_misses = on_misses
         self._summary = Summary(log_interval_s)
         self._outstanding: dict[int, Checkpoint] = {}
@@ -98,13 +98,7 @@ class Driver:
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
         if record.arrival is not None:
             return  # a later chunk, or a request that was retracted
-        tokens = requests.ids(req.origin_input_ids)
-        boundaries = first_message(tokens, self._message_ends)
-        try:
-            boundaries += named(getattr(req.sampling_params, "custom_params", None), len(tokens))
-        except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
-            self.counts["bad_boundaries"] += 1
-            logger.warning("request %s: %s", req.rid, error)
+        record.prompt = tokens = requests.ids(req.origin_input_ids)
         record.arrival = arrival = self.decisions.arrive(
             req.rid,
             tokens,
@@ -112,7 +106,7 @@ class Driver:
             start,
             max(start, record.known_tokens),
             requests.namespace(req),
-            tuple(sorted(set(boundaries))),
+            self._boundaries(req, tokens),
         )
         seen = Seen(
             len(tokens),
@@ -131,10 +125,23 @@ class Driver:
         self.counts["prompt_tokens"] += len(tokens)
         self.counts["hit_tokens"] += start
         for reason, count in record.misses.items():
-            self.counts[f"miss_{reason}"] += count
+            self.counts["miss_" + reason] += count
         if self._on_misses is not None:
             self._on_misses(start, record.misses)
         self._summary.maybe_log(self.counts, self.states, self.now())
+
+    def _boundaries(self, req: Any, tokens: np.ndarray) -> tuple[int, ...]:
+        """Positions of the prompt `tokens` that others will share: the end of its first message, what `req` names."""
+        found = first_message(tokens, self._message_ends) if self._message_ends else ()
+        given = getattr(req.sampling_params, "custom_params", None)
+        if given is None:
+            return found
+        try:
+            return tuple(sorted({*found, *named(given, len(tokens))}))
+        except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
+            self.counts["bad_boundaries"] += 1
+            logger.warning("request %s: %s", req.rid, error)
+            return found
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
         assert record.arrival is not None
@@ -162,7 +169,8 @@ class Driver:
         if wanted == end and self.grid == 1:
             return wanted if end - start >= _WINDOW else None
         at = start + (wanted - start) // self.step * self.step
-        at = next((p for p in range(at, start, -self.step) if p % self.grid == 0), start)
+        if self.grid > 1:
+            at = next((p for p in range(at, start, -self.step) if p % self.grid == 0), start)
         return at if at - start >= max(self.step, _WINDOW) else None
 
     def _refuse(self, record: Tracked, wanted: int) -> None:
@@ -185,6 +193,8 @@ class Driver:
 
     def take(self, record: Tracked, end: int) -> list[Checkpoint]:
         """The checkpoints of the last pass that were written, deepest first; the caller owns their slots now."""
+        if not record.planned:
+            return []
         good = [c for c in record.planned if c.slot is not None and c.written and c.position <= end]
         for checkpoint in good:
             record.planned.remove(checkpoint)
@@ -230,16 +240,17 @@ class Driver:
         """`req` ended after `tokens` tokens, the first `kept` of which are cached."""
         if record.arrival is None or record.finished:
             return
-        record.finished = True
-        sequence = np.concatenate((requests.ids(req.origin_input_ids), requests.ids(req.output_ids)))[:tokens]
+        assert record.prompt is not None
+        sequence = np.concatenate((record.prompt, requests.ids(req.output_ids)))[:tokens]
         self.decisions.finish(req.rid, record.arrival, sequence, self.now(req), kept)
+        record.finished, record.prompt = True, None
 
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""
-        short = sum(self.states_needed(r) for r in ahead) + self.states_needed(req)
+        short = sum([self.states_needed(r) for r in ahead]) + self.states_needed(req)
+        short -= self.states.available_size() + len(self._outstanding)
         # What the request itself matched will be locked by then.
-        have = self.states.available_size() + len(self._outstanding) + self.cache.mamba_evictable_size() - 1
-        return short <= max(have, self.states.available_size() + len(self._outstanding))
+        return bool(short <= 0 or short < self.cache.mamba_evictable_size())
 
     def states_needed(self, req: Any) -> int:
         """State slots that `req` takes when it is admitted."""
@@ -272,10 +283,10 @@ class Driver:
             return bool(
                 self.capacity.secure_states(count) or (self.reclaim(count) and self.capacity.secure_states(count))
             )
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
         short = count - self.states.available_size()
         if short > 0:
+            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
             self.cache.evict(EvictParams(num_tokens=0, mamba_num=short))
             short = count - self.states.available_size()
         if short > 0:

@@ -26,9 +26,13 @@ class Checkpoint:
 
 @dataclass
 class Tracked:
-    """Our view of one request: `known_tokens` of KV at its last match, what was decided, and why tokens missed."""
+    """Our view of one request: `known_tokens` of KV at its last match, what was decided, and why tokens missed.
+
+    `prompt` holds its ids ([n] int32) while it runs.
+    """
 
     known_tokens: int = 0
+    prompt: np.ndarray | None = None
     arrival: Arrival | None = None
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
@@ -52,7 +56,9 @@ def ids(values: Sequence[int]) -> np.ndarray:
     """
     packed = isinstance(values, array) and values.typecode == "q"
     whole = np.frombuffer(values, np.int64) if packed else np.fromiter(values, np.int64, len(values))
-    return (whole & 0x3FFFFFFF).astype(np.int32)
+    low = whole.astype(np.int32)  # drops the high half; then two bits more
+    low &= 0x3FFFFFFF
+    return low
 
 
 def streams(req: Any) -> bool:

@@ -31,6 +31,7 @@ class TieredFull(_Tiered, HybridFull):
     """KV of two tiers. Evicted nodes hang below those on the device, and a lock reaches up through them."""
 
     def acquire_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self._touch(node)
         self._touch_above(node)
         return super().acquire_component_lock(node, *args, **kwargs)
 
@@ -41,6 +42,9 @@ class TieredFull(_Tiered, HybridFull):
     def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         self._touch_above(node)
         return super().commit_hicache_transfer(node, *args, **kwargs)
+
+    def _touch_parent(self, node: Any) -> None:
+        self._touch(node.parent)  # how many of its children are on the device is another question
 
     def _touch_above(self, node: Any) -> None:
         """`node` is in the host tier: the first of its ancestors on the device may be a leaf there, or no longer."""

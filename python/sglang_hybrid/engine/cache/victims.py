@@ -35,7 +35,9 @@ class Victims:
 
     def touch_below(self, node: Any) -> None:
         """The state of `node` came or went: what restarts from it has another price."""
-        stack, budget = list(node.children.values()) if self._watches else [], _REPRICED
+        if not node.children or not self._watches:
+            return
+        stack, budget = list(node.children.values()), _REPRICED
         while stack and budget:
             child = stack.pop()
             budget -= 1
@@ -51,14 +53,20 @@ class Victims:
                 for node_id in known:
                     self._decisions.discard(pool, node_id)
                 known.clear()
-        nodes, leaves = core._node_arena, core.evictable_device_leaves
+        nodes, leaves, kind = core._node_arena, core.evictable_device_leaves, self._state
+        states, kv = self._known[Pool.STATES], self._known[Pool.KV]
         for node_id, node in self._dirty.items():
-            live = node.parent is not None and nodes.get(node_id) is node
-            state = live and self.holds_free_state(node)
-            leaf = live and node in leaves
-            candidate = self._candidate(node) if state or leaf else None
-            self._place(Pool.STATES, node_id, candidate if state else None)
-            self._place(Pool.KV, node_id, candidate if leaf else None)
+            leaf = node in leaves
+            data = node.component_data[kind]
+            state = data.value is not None and not data.lock_ref
+            if (leaf or state) and node.parent is not None and nodes.get(node_id) is node:
+                candidate = self._candidate(node)
+            else:
+                leaf = state = False
+            if state or node_id in states:
+                self._place(Pool.STATES, node_id, candidate if state else None)
+            if leaf or node_id in kv:
+                self._place(Pool.KV, node_id, candidate if leaf else None)
         self._dirty.clear()
 
     def holds_free_state(self, node: Any) -> bool:
@@ -106,11 +114,14 @@ class Victims:
             self._decisions.discard(pool, node_id)
 
     def _candidate(self, node: Any) -> Candidate:
-        end, state = end_tokens(node), self._state
+        state = self._state
         above = parent = node.parent
         while above.parent is not None and above.component_data[state].value is None:
             above = above.parent
-        base, parent_end = end_tokens(above), end_tokens(parent)
+        try:
+            end, parent_end, base = node.hybrid_end, parent.hybrid_end, above.hybrid_end
+        except AttributeError:
+            end, parent_end, base = end_tokens(node), end_tokens(parent), end_tokens(above)
         held = node.component_data[state].value is not None
         frees_kv = not node.children and node.component_data[self._kv].value is not None
         mark = getattr(node, "hybrid_mark", None) or self._nobody
@@ -130,12 +141,14 @@ class Victims:
         )
 
     def missing(self, core: Any) -> list[int]:
-        """Ids of evictable nodes that no index knows; [] unless a change went unnoticed."""
+        """Ids of evictable nodes that no index knows, and of others that one does; [] if every change was noticed."""
         self.sync(core)
         nodes = [n for n in core._node_arena.values() if n.parent is not None]
         free = {n.id for n in nodes if self.holds_free_state(n)}
         leaves = {n.id for n in core.evictable_device_leaves}
-        return sorted((free ^ self._known[Pool.STATES]) | (leaves ^ self._known[Pool.KV]))
+        held = [{n.id for n in nodes if n.component_data[kind].lock_ref} for kind in (self._state, self._kv)]
+        states, kv = (self._known[pool] - ids for pool, ids in zip((Pool.STATES, Pool.KV), held, strict=True))
+        return sorted((free ^ states) | (leaves ^ kv))
 
 
 def end_tokens(node: Any) -> int:
