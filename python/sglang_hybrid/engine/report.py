@@ -61,6 +61,11 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
     if config.memory == "elastic":
         budget = ctx.params.token_to_kv_pool_allocator.budget_bytes
         lines.append(f"  memory       elastic: {_size(budget)} for both together, each figure above is for one alone")
+    host = getattr(cache, "host_pool_group", None)
+    if host is not None:
+        sizes = {entry.name.value: entry.host_pool.logical_size for entry in host.entries}
+        states = f", {sizes['mamba']:,} states" if "mamba" in sizes else ""
+        lines.append(f"  host tier    {sizes['kv']:,} tokens of KV{states}, {args.hicache_write_policy}")
     lines += [
         f"  cache        {_policies(cache, config)}, {_strategy(ctx, args, pools, cache)}",
         f"  concurrency  {_concurrency(ctx, args, pools)}",
