@@ -56,14 +56,13 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
 
     result, capacity = AddReqResult.NO_TOKEN, driver.capacity
     if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
-        if driver.tier is not None and capacity is None:
-            driver.tier.secure(driver, req)
-        tokens, states = len(req.prefix_indices), driver.states_needed(req)
-        result = original(adder, req, *args, **kwargs)
         if driver.tier is not None and capacity is not None:
-            capacity.restored(
-                len(req.prefix_indices) - tokens, states - driver.states_needed(req), int(adder.page_size)
-            )
+            with capacity.restoring(req, int(adder.page_size)):
+                result = original(adder, req, *args, **kwargs)
+        else:
+            if driver.tier is not None:
+                driver.tier.secure(driver, req)
+            result = original(adder, req, *args, **kwargs)
     else:
         driver.let_go(req)
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.

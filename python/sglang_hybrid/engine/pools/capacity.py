@@ -85,10 +85,13 @@ class Capacity:
             chunk = min(chunk, max(0, adder.rem_chunk_tokens))
         return _pages(restored + chunk, adder.page_size)
 
-    def restored(self, tokens: int, states: int, page_size: int) -> None:
-        """A request was given KV of `tokens` and `states` while it was admitted: they are no longer promised to it."""
-        self.promised[KV] -= -(-tokens // page_size)
-        self.promised[STATE] -= states
+    @contextmanager
+    def restoring(self, req: Any, page_size: int) -> Iterator[None]:
+        """What SGLang loads back for `req` meanwhile is no longer promised to it."""
+        tokens, states = len(req.prefix_indices), self.driver.states_needed(req)
+        yield
+        self.promised[KV] -= -(-(len(req.prefix_indices) - tokens) // page_size)
+        self.promised[STATE] -= states - self.driver.states_needed(req)
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
         """Whether the next chunk of `req`, which has its states, may run; then its pages are held.
