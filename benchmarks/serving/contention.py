@@ -34,8 +34,10 @@ from sglang_hybrid.sim import open_cache
 
 GRID = 64
 RUNNING = 4
-SIZES = {"chat": (28, 120_000), "agents": (26, 120_000), "fewshot": (20, 120_000), "rag": (24, 120_000)}
+SIZES = {"chat": (28, 250_000), "agents": (26, 250_000), "fewshot": (28, 250_000), "rag": (40, 600_000)}
 """Workload -> state slots, tokens of KV."""
+SESSIONS = {"chat": 40, "agents": 28, "fewshot": 1000, "rag": 400}
+"""So many that a template or system prompt seen for the first time is not what the p95 is about, as far as that goes."""
 HELD = 4
 """States that the one request under way has itself: its own, two of the extra buffer, a checkpoint in the making."""
 
@@ -59,24 +61,25 @@ class Session:
 
 def sessions(workload: str, rng: random.Random) -> list[Session]:
     """The sessions of a workload, in order of arrival."""
+    count = SESSIONS[workload]
     if workload == "chat":
         systems = [words(rng, n) for n in (400, 700, 1100)]
         return [Session(rng, rng.choice(systems) + words(rng, rng.randint(20, 160)), rng.randint(4, 14), (20, 160), 24)
-                for _ in range(14)]  # fmt: skip
+                for _ in range(count)]  # fmt: skip
     if workload == "agents":
         tools = [words(rng, n) for n in (1200, 2400)]
         return [Session(rng, rng.choice(tools) + words(rng, rng.randint(50, 300)), rng.randint(8, 16), (60, 260), 16)
-                for _ in range(14)]  # fmt: skip
+                for _ in range(count)]  # fmt: skip
     if workload == "fewshot":
         templates = [words(rng, rng.randint(800, 2800)) for _ in range(24)]
         weights = [1 / (rank + 1) for rank in range(24)]
-        picks = rng.choices(templates, weights, k=150)
+        picks = rng.choices(templates, weights, k=count)
         return [Session(rng, pick + words(rng, rng.randint(20, 80)), 1, (1, 1), 4) for pick in picks]
     instruction = words(rng, 300)
     documents = [words(rng, rng.randint(500, 1600)) for _ in range(40)]
     weights = [1 / (rank + 1) for rank in range(40)]
     made = []
-    for _ in range(130):
+    for _ in range(count):
         chosen = [documents[i] for i in sorted(set(rng.choices(range(40), weights, k=rng.randint(1, 2))))]
         prompt = [*instruction, *(token for document in chosen for token in document), *words(rng, rng.randint(20, 60))]
         made.append(Session(rng, prompt, 1, (1, 1), 8))
@@ -113,20 +116,21 @@ def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, 
     return rows
 
 
-def predicted(spec: ModelSpec, rows: list[dict[str, Any]], states: int | None) -> float:
-    """The simulator's hit rate on the same requests with room for `states` checkpoints; None for endless memory.
+def predicted(spec: ModelSpec, rows: list[dict[str, Any]], states: int | None) -> tuple[float, float]:
+    """The simulator's hit rate on the same requests with room for `states` checkpoints (None: endless memory), and the
+    p95 of the tokens a request computes.
 
     A server's two pools do not lend to each other, so KV, of which these workloads have enough, is free here.
     """
     scarce = replace(spec, kv_bytes_per_token=0)
     cache = open_cache("forecast", spec.checkpoint_bytes * (states or 1 << 20), scarce)
-    hit = asked = 0
+    hits, asked = [], []
     for now, row in enumerate(row for row in rows if "tokens" in row):
         tokens, n_input = row["tokens"], row["prompt_tokens"]
-        hit += cache.lookup(tokens[:n_input], float(now)) // GRID * GRID
-        asked += n_input
+        hits.append(cache.lookup(tokens[:n_input], float(now)) // GRID * GRID)
+        asked.append(n_input)
         cache.commit(tokens, n_input, float(now))
-    return hit / asked
+    return sum(hits) / sum(asked), float(np.quantile(np.array(asked) - hits, 0.95))
 
 
 def distinct_tokens(rows: list[dict[str, Any]]) -> int:
@@ -144,6 +148,7 @@ def summary(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     return {
         "requests": len(mine),
         "hit_rate": sum(row["cached_tokens"] for row in mine) / sum(row["prompt_tokens"] for row in mine),
+        "computed_p95": float(np.quantile([row["prompt_tokens"] - row["cached_tokens"] for row in mine], 0.95)),
         "ttft_p50_ms": 1e3 * statistics.median(times),
         "ttft_p95_ms": 1e3 * times[int(0.95 * len(times))],
         "later_turns_ttft_p95_ms": 1e3 * later[int(0.95 * len(later))],
@@ -199,8 +204,8 @@ def digest(workload: str, seed: int, rows: list[dict[str, Any]], spec: ModelSpec
         raise SystemExit(f"KV is short too, which the prediction does not model: {distinct_tokens(rows)} tokens")
     names = list(dict.fromkeys(row["server"] for row in sorted(rows, key=lambda row: row["server"])))
     result: dict[str, Any] = {name: summary(rows, name) for name in names}
-    result["predicted_hit_rate"] = predicted(spec, rows, states - HELD)
-    result["unbounded_hit_rate"] = predicted(spec, rows, None)
+    result["predicted_hit_rate"], result["predicted_computed_p95"] = predicted(spec, rows, states - HELD)
+    result["unbounded_hit_rate"], result["unbounded_computed_p95"] = predicted(spec, rows, None)
     for other in names[1:]:
         result[f"ttft_p50_to_{other}"] = ratio(rows, other, 0.5)
         result[f"ttft_p95_to_{other}"] = ratio(rows, other, 0.95)
