@@ -30,7 +30,8 @@ import numpy as np
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.cache import Learner, PrefixCache
-from sglang_hybrid.prefix.history import PRIORS, History, Sighting
+from sglang_hybrid.prefix.classes import PRIORS
+from sglang_hybrid.prefix.history import History, Sighting
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
 from sglang_hybrid.prefix.tree import RadixTree

@@ -42,6 +42,8 @@ def robustness() -> list[Cell]:
     cases: dict[str, Sequence[float]] = {
         "mixed?": (10.0, 20.0),
         "phases?": (5.0, 15.0),
+        "turnover?": (4.0, 9.0),
+        "turnover?sessions=40&documents=20&": (4.0, 9.0),
         "sharegpt?gap_sigma=1.5&": (1.0, 2.0, 5.0),
         "lmsys?gap_sigma=1.5&": (3.0, 10.0),
         "agentic?gap_sigma=1.5&": (20.0, 40.0),

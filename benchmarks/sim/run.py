@@ -1,5 +1,7 @@
 """Run a grid and write its raw JSON; finished cells are kept, so an interrupted run goes on where it stopped.
 
+Where nothing is kept on this machine, the cells of the newest result are; `--fresh` or `--redo` runs them anew.
+
 python benchmarks/sim/run.py main robustness      # results/<grid>/<date>-<machine>-<commit>.json
 """
 
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grids import GRIDS
+from tables import newest
 
 from sglang_hybrid import __version__
 from sglang_hybrid.sim.grid import Cell, run_cell
@@ -46,6 +49,13 @@ def run(name: str, kept: Path) -> list[dict[str, Any]]:
             print(f"{name} {i + 1}/{len(cells)} {key} {row['token_hit_rate']:.3f} {time.perf_counter() - start:.1f}s")
         rows.append(done[key])
     return rows
+
+
+def recall(name: str, kept: Path) -> None:
+    """Fill `kept` with the cells of the newest result of grid `name` if it is missing."""
+    if not kept.exists() and any((HERE / "results" / name).glob("*.json")):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("".join(json.dumps(row) + "\n" for row in newest(name)["rows"]))
 
 
 def forget(kept: Path, policies: set[str]) -> None:
@@ -91,6 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.grid:
         kept = args.kept / f"{name}.jsonl"
+        recall(name, kept)
         if args.fresh:
             kept.unlink(missing_ok=True)
         forget(kept, set(filter(None, args.redo.split(","))))

@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_hybrid.prefix.history import PRIORS, History
+from sglang_hybrid.prefix.classes import PRIORS
+from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import as_tokens
 

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.classes import reuse_class
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, ReuseTable, age_bin
@@ -18,19 +19,6 @@ from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect
 
 STRIDE = 2  # age bins whose passing is counted at once
-REFRESH_EVERY = 8  # requests between two refreshes of the reuse table
-GAP_LEVELS = 8
-LEVELS = 2 + GAP_LEVELS  # never used, used once, then by mean gap: below 2 s, 4 s, 8 s ...
-KIND_PRIORS = {Kind.SUPERSEDED: 0.05}
-
-
-def prior(kind: Kind, level: int) -> float:
-    """Hazard relative to the pooled one before anything was learned: superseded ends low, popular by gap."""
-    popular = 1.0 if level < 2 else min(8.0, max(0.5, 64.0 / 2.0 ** (level - 1)))
-    return KIND_PRIORS.get(kind, 1.0) * popular
-
-
-PRIORS = tuple(prior(kind, level) for kind in Kind for level in range(LEVELS))
 
 
 class Sighting(NamedTuple):
@@ -65,7 +53,6 @@ class History:
         self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
         self._due: list[deque[tuple[float, Mark, int]]] = [deque() for _ in range((BINS - 1) // STRIDE)]
         self._uses = 0
-        self._requests = 0
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
         """Enter one finished request, learn from it, and return what was known before it came."""
@@ -77,16 +64,14 @@ class History:
         if marks:
             self._use(nodes[-1], marks[-1][1], now)
         leaf = self.tree.insert(tokens, now, found=found)
-        tip = self._mark(leaf, kind, now)
+        tip = self._mark(leaf, kind, now, marks[-1][1].depth + 1 if kind is Kind.APPENDED else 0)
         branch = None
         if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
         for position in boundaries:
             self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
         self._evict()
-        self._requests += 1
-        if self._requests % REFRESH_EVERY == 0:
-            self.table.refresh()
+        self.table.refresh()
         return Sighting(found.kv_tokens, marks, branch, tip)
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
@@ -98,7 +83,7 @@ class History:
         held = next((node for node in path_nodes(found.node, int(tokens.size)) if node.state is tip), None)
         leaf = self.tree.insert(tokens, now, found=found)
         if held is None or held is leaf or tip.hits or leaf.state is not None:
-            mark = self._mark(leaf, Kind.APPENDED, now)
+            mark = self._mark(leaf, Kind.APPENDED, now, tip.depth + 1)
         else:
             mark = tip
             self.tree.attach(leaf, tip)
@@ -144,10 +129,11 @@ class History:
         if used.kind == Kind.SUPERSEDED and older.state is not None and older.state.kind == Kind.SUPERSEDED:
             self._forget(older)  # long chains make every walk long; it goes on ageing, as good as never used again
 
-    def _mark(self, node: Node[Mark], kind: Kind, now: float) -> Mark:
+    def _mark(self, node: Node[Mark], kind: Kind, now: float, depth: int = 0) -> Mark:
         if node.state is not None:
             return node.state
         mark = Mark(kind, now)
+        mark.depth = depth
         self.tree.attach(node, mark)
         self._recency[node.id] = node
         self._touch(mark, now)
@@ -212,11 +198,3 @@ def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
         at = at.parent
     nodes.reverse()
     return nodes
-
-
-def reuse_class(mark: Mark) -> int:
-    """The reuse class of a mark: its kind, and its popularity once it was used twice."""
-    level = min(mark.hits, 2)
-    if level == 2:
-        level += min(max(int(mark.gap_s).bit_length() - 1, 0), GAP_LEVELS - 1)
-    return mark.kind * LEVELS + level

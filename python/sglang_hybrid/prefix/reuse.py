@@ -1,13 +1,14 @@
 """How soon a checkpoint of some class is used again, learned online, and the index value of waiting for it.
 
 Ages are seconds since last use in logarithmic bins. Per class and bin the table counts marks that were used again in
-the bin (`events`) and marks that passed it unused (`passed`); the hazard is their ratio, shrunk towards the pooled
-hazard times the level of the class. From it follows the Gittins index: the best, over all horizons W, of the chance of
-a reuse within W over the expected time the bytes are held until reuse or W.
+the bin (`events`) and marks that passed it unused (`passed`); the hazard is their ratio, shrunk towards what is
+expected of the class. From it follows the Gittins index: the best, over all horizons W, of the chance of a reuse within
+W over the expected time the bytes are held until reuse or W.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,9 @@ EDGES_S: FloatArray = np.concatenate(([0.0], FIRST_EDGE_S * EDGE_RATIO ** np.ara
 WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO))
 FIRST_GUESS = 0.09  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
 LEVEL_WEIGHT = 2.0  # expected events the prior level of a class is worth
+GROUP_LEVEL_WEIGHT = 10.0  # the same within a group
+WEIGHT = 20.0  # observations per bin that the expectation of a group, or one that names its bins, is worth
+NEWS = 1.0 / 32.0  # a class is reckoned anew when its counts, or those of its group, grew by this share
 EDGES_LIST: list[float] = [float(edge) for edge in EDGES_S]
 WIDTHS_LIST: list[float] = [float(width) for width in WIDTHS_S]
 LEAST_RATE = 1e-12
@@ -36,22 +40,39 @@ def flat(values: FloatArray) -> "memoryview[float]":
     return values.data.cast("B").cast("d")
 
 
-class ReuseTable:
-    """Event counts, hazards and index values of reuse classes.
+class Prior(NamedTuple):
+    """What is expected of a class before anything was seen of it.
 
-    `priors[c]` is how much sooner than average class c is expected to be reused before anything was seen; their number
-    is the number of classes. The hazard of a class is shrunk towards the pooled hazard times the level of the class, a
-    prior worth `shrinkage` observations per bin. After `half_life` observed reuses old counts weigh half, so a phase
-    change is learned anew. `refresh` recomputes one class, some tens of microseconds.
+    `level`: how much sooner than expected it is used again. Expected is the hazard per bin in `hazard` (length BINS);
+    without it that of all classes of the same `group`, without one that of all classes.
     """
 
-    def __init__(self, priors: Sequence[float], shrinkage: float = 80.0, half_life: float = 4000.0) -> None:
+    level: float = 1.0
+    hazard: tuple[float, ...] | None = None
+    group: str | None = None
+
+
+class ReuseTable:
+    """Event counts, hazards and index values of reuse classes; the number of `priors` is the number of classes.
+
+    The hazard of a class is shrunk towards the expected one times the level of the class, which is learned first, from
+    all its bins together. The prior is worth `shrinkage` observations per bin where it is the hazard of all classes or
+    of a group, otherwise `WEIGHT`. After `half_life` observed reuses old counts weigh half, so a phase change is
+    learned anew. `refresh` recomputes one class, some tens of microseconds.
+    """
+
+    def __init__(self, priors: Sequence[Prior], shrinkage: float = 80.0, half_life: float = 4000.0) -> None:
         if not priors or shrinkage <= 0 or half_life <= 0:
             raise ConfigError(
                 f"name classes, a shrinkage > 0 and a half life > 0: {len(priors)}, {shrinkage}, {half_life}"
             )
         self.classes = len(priors)
         self._priors = tuple(priors)
+        groups: dict[str | int, list[int]] = {}
+        for number, prior in enumerate(priors):
+            groups.setdefault(prior.group or number, []).append(number)
+        self._group = [groups[prior.group or number] for number, prior in enumerate(priors)]
+        self._expected = [None if prior.hazard is None else np.array(prior.hazard) for prior in priors]
         self.events: FloatArray = np.zeros((self.classes, BINS))
         self.passed: FloatArray = np.zeros((self.classes, BINS))
         self.index: FloatArray = np.full((self.classes, BINS), 1e-6)
@@ -61,29 +82,39 @@ class ReuseTable:
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
+        self._counted = [0.0] * self.classes  # by the first class of a group
+        self._news = [0.0] * self.classes
         self._stale = dict.fromkeys(range(self.classes))
         while self._stale:
             self.refresh()
 
     def record_use(self, reuse_class: int, at_bin: int, since_bin: int = 0) -> None:
         """A mark of `reuse_class` was used again in `at_bin`, and had passed the bins from `since_bin` on unused."""
-        self.record_passed(reuse_class, since_bin, at_bin)
         self._event_counts[reuse_class * BINS + at_bin] += 1.0
+        self.record_passed(reuse_class, since_bin, at_bin)
         self._since_decay += 1
         if self._since_decay >= self._half_life / 8:
             self._since_decay = 0
             self.events *= 0.5**0.125
             self.passed *= 0.5**0.125
+            self._counted = [0.5**0.125 * counted for counted in self._counted]
 
     def record_passed(self, reuse_class: int, since_bin: int, to_bin: int) -> None:
         """A mark of `reuse_class` outlived the bins [since_bin, to_bin) unused."""
         counts = self._passed_counts
         for at in range(reuse_class * BINS + since_bin, reuse_class * BINS + to_bin):
             counts[at] += 1.0  # one by one: a slice of an array costs more than it holds
-        self._stale[reuse_class] = None
+        members = self._group[reuse_class]
+        first = members[0]
+        self._counted[first] += 1.0
+        self._news[first] += 1.0
+        if self._news[first] >= NEWS * self._counted[first]:
+            self._news[first] = 0.0
+            for member in members:
+                self._stale[member] = None
 
     def refresh(self) -> None:
-        """Recompute the index values of the class that waits longest for it, if its counts changed."""
+        """Recompute the index values of the class that waits longest for it, if any does."""
         if self._stale:
             reuse_class = next(iter(self._stale))
             del self._stale[reuse_class]
@@ -94,13 +125,18 @@ class ReuseTable:
 
     def hazard(self, reuse_class: int) -> FloatArray:
         """Chance of a reuse within each bin given survival to it, shape [BINS]."""
-        pooled = self._pooled()
-        events = self.events[reuse_class]
-        seen = events + self.passed[reuse_class]
-        expected = float(seen @ pooled)
-        level = (float(events.sum()) + LEVEL_WEIGHT * self._priors[reuse_class]) / (expected + LEVEL_WEIGHT)
-        prior = np.minimum(0.9, level * pooled)
-        return smoothed((events + self._shrinkage * prior) / (seen + self._shrinkage))
+        prior = self._priors[reuse_class]
+        events, passed = self.events[reuse_class], self.passed[reuse_class]
+        expected = self._expected[reuse_class]
+        if expected is not None:
+            return smoothed(shrunk(events, passed, expected, WEIGHT, prior.level, LEVEL_WEIGHT))
+        expected = self._pooled()
+        if prior.group is None:
+            return smoothed(shrunk(events, passed, expected, self._shrinkage, prior.level, LEVEL_WEIGHT))
+        members = self._group[reuse_class]
+        together = self.events[members].sum(axis=0), self.passed[members].sum(axis=0)
+        expected = shrunk(*together, expected, WEIGHT, 1.0, LEVEL_WEIGHT)
+        return smoothed(shrunk(events, passed, expected, self._shrinkage, prior.level, GROUP_LEVEL_WEIGHT))
 
     def _pooled(self) -> FloatArray:
         events = self.events.sum(axis=0)
@@ -113,6 +149,20 @@ class ReuseTable:
             raise InvariantError(f"reuse counts cannot be negative: {min(self.events.min(), self.passed.min())}")
         if not (np.isfinite(self.index).all() and self.index.min() > 0):
             raise InvariantError(f"index values are positive and finite: {self.index.min()}")
+
+
+def shrunk(
+    events: FloatArray, passed: FloatArray, expected: FloatArray, weight: float, level: float, level_weight: float
+) -> FloatArray:
+    """The hazard counted, shrunk towards `expected` times its level, all of shape [BINS].
+
+    `level` is what the level is taken for before counting, worth `level_weight` expected events; the expectation is
+    worth `weight` observations per bin.
+    """
+    seen = events + passed
+    level = (float(events.sum()) + level_weight * level) / (float(seen @ expected) + level_weight)
+    prior = np.minimum(0.9, level * expected)
+    return np.asarray((events + weight * prior) / (seen + weight), dtype=np.float64)
 
 
 def smoothed(hazard: FloatArray) -> FloatArray:

@@ -16,8 +16,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import ADMISSIONS, Prefill
 from sglang_hybrid.prefix.candidates import Candidate, EvictionPolicy, VictimIndex
+from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
-from sglang_hybrid.prefix.history import PRIORS, History, Sighting
+from sglang_hybrid.prefix.history import History, Sighting
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.reuse import ReuseTable

@@ -7,9 +7,10 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.prefix.admission import AllChunks, BranchAndEnd, EveryN, Judicious
 from sglang_hybrid.prefix.cache import PrefixCache
+from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.gdsf import Gdsf
-from sglang_hybrid.prefix.history import PRIORS, History
+from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.lru import RecencyQueues
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.reuse import ReuseTable

@@ -12,7 +12,7 @@ from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.gdsf import Gdsf, densities, density
 from sglang_hybrid.prefix.lru import Lru, RecencyQueues, SupersededFirst
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex, flop_efficiency
-from sglang_hybrid.prefix.reuse import EDGES_LIST, ReuseTable
+from sglang_hybrid.prefix.reuse import EDGES_LIST, Prior, ReuseTable
 
 MODEL = preset("marconi-7b")
 CLASSES = 6
@@ -57,7 +57,7 @@ def marconi(_: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
 
 
 def forecast(rng: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
-    table = ReuseTable([1.0] * CLASSES)
+    table = ReuseTable([Prior()] * CLASSES)
     table.index[:] = rng.random(table.index.shape) + 0.01
     policy = Forecast(MODEL, table)
     return policy, ForecastIndex(policy)
@@ -177,7 +177,7 @@ def test_gdsf_ages_entries_by_the_score_of_victims() -> None:
 
 
 def test_forecast_prefers_the_class_that_returns() -> None:
-    table = ReuseTable([1.0] * 2)
+    table = ReuseTable([Prior()] * 2)
     table.index[0], table.index[1] = 0.001, 0.1
     index = ForecastIndex(Forecast(MODEL, table))
     index.put(some(1, reuse_class=1, last_s=0.0))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.history import LEVELS, PRIORS, History
+from sglang_hybrid.prefix.classes import PRIORS
+from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.reuse import ReuseTable, age_bin
 from sglang_hybrid.prefix.tokens import Tokens
@@ -26,8 +27,17 @@ def test_a_continued_conversation_supersedes_its_end() -> None:
     assert second.marks == ((100, first.tip),)
     assert (first.tip.kind, first.tip.hits, second.tip.kind) == (Kind.SUPERSEDED, 1, Kind.APPENDED)
     assert history.table.events.sum() == 1
-    assert history.table.events[Kind.FRESH * LEVELS, age_bin(7.0)] == 1
+    assert history.table.events[Kind.FRESH, age_bin(7.0)] == 1
     history.check()
+
+
+def test_an_end_knows_how_many_it_continues() -> None:
+    history, whole = fresh(), text(1, 500)
+    depths = [history.observe(whole[: 100 * n + 100], 100 * n + 50, float(n)).tip.depth for n in range(4)]
+    assert depths == [0, 1, 2, 3]
+    asked = history.observe(whole[:480], 480, 5.0)
+    assert history.extend(whole, asked.tip, 6.0).depth == 4
+    assert history.observe(np.concatenate([whole[:450], text(2, 60)]), 500, 9.0).tip.depth == 0
 
 
 def test_the_second_request_with_a_shared_beginning_makes_a_branch() -> None:
@@ -80,7 +90,7 @@ def test_unused_marks_are_counted_as_they_age() -> None:
     history = fresh()
     history.observe(text(1, 50), 40, 0.0)
     history.observe(text(2, 50), 40, 100.0)
-    passed = history.table.passed[Kind.FRESH * LEVELS]
+    passed = history.table.passed[Kind.FRESH]
     assert passed[0] == 1
     assert passed[: age_bin(100.0) // 2 * 2].min() == 1
     assert passed[age_bin(100.0) :].max() == 0

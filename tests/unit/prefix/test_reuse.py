@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, LEAST_RATE, WIDTHS_S, ReuseTable, age_bin, gittins
+from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, LEAST_RATE, WIDTHS_S, Prior, ReuseTable, age_bin, gittins
 
 
 def test_age_bins_partition_all_ages() -> None:
@@ -50,7 +50,7 @@ def learned(table: ReuseTable) -> None:
 
 
 def test_classes_learn_apart() -> None:
-    table = ReuseTable([1.0, 1.0], shrinkage=20.0)
+    table = ReuseTable([Prior(), Prior()], shrinkage=20.0)
     learned(table)
     assert table.index[0, 0] > 5 * table.index[1, 0]
     assert table.hazard(0)[10] > 0.4
@@ -58,21 +58,54 @@ def test_classes_learn_apart() -> None:
 
 
 def test_prior_orders_classes_before_anything_was_seen() -> None:
-    table = ReuseTable([1.0, 0.05])
+    table = ReuseTable([Prior(), Prior(0.05)])
     assert table.index[0, 0] > 2 * table.index[1, 0]
 
 
+def test_a_class_may_name_what_is_expected_of_it() -> None:
+    named = (0.0,) * 5 + (0.5,) * 5 + (0.0,) * (BINS - 10)
+    table = ReuseTable([Prior(), Prior(hazard=named)])
+    assert table.hazard(1)[7] == pytest.approx(0.5)
+    assert table.hazard(1)[:4].max() == 0.0 < table.hazard(0).min()
+
+
+def test_classes_of_a_group_learn_from_each_other() -> None:
+    alone = ReuseTable([Prior()] * 3)
+    group = ReuseTable([Prior(group="ends")] * 2 + [Prior()])
+    for table in (alone, group):
+        for _ in range(200):
+            table.record_use(0, 10)
+            for _ in range(4):
+                table.record_passed(2, 0, BINS - 1)
+    assert group.hazard(0)[10] == pytest.approx(alone.hazard(0)[10], rel=0.15)
+    assert group.hazard(1)[10] > 2 * alone.hazard(1)[10]
+
+
+def test_the_index_follows_the_counts_at_once_while_they_are_few_and_seldom_later() -> None:
+    table = ReuseTable([Prior(), Prior()])
+    refreshed = []
+    for number in range(3000):
+        before = table.index[0].copy()
+        table.record_use(0, number % 6)
+        table.refresh()
+        refreshed.append(not np.array_equal(before, table.index[0]))
+        now = gittins(table.hazard(0).tolist())
+        assert table.index[0] == pytest.approx(now, rel=0.1)
+    assert all(refreshed[:30])
+    assert sum(refreshed[1000:]) < 100
+
+
 def test_old_counts_fade() -> None:
-    table = ReuseTable([1.0, 1.0], half_life=80.0)
+    table = ReuseTable([Prior(), Prior()], half_life=80.0)
     learned(table)
     assert table.events[0].sum() < 120.0
 
 
 def test_bad_tables_are_refused_and_damage_is_found() -> None:
-    for arguments in (([],), ([1.0], 0.0), ([1.0], 1.0, 0.0)):
+    for arguments in (([],), ([Prior()], 0.0), ([Prior()], 1.0, 0.0)):
         with pytest.raises(ConfigError):
             ReuseTable(*arguments)  # type: ignore[arg-type]
-    table = ReuseTable([1.0])
+    table = ReuseTable([Prior()])
     table.events[0, 0] = -1.0
     with pytest.raises(InvariantError):
         table.check()

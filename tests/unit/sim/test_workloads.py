@@ -123,3 +123,13 @@ def test_the_text_form_names_parameters() -> None:
 def test_wrong_names_and_values_are_refused(text: str) -> None:
     with pytest.raises(TraceError):
         parse(text)
+
+
+def test_what_a_phase_of_turnover_used_never_comes_back_but_for_the_system_prompts() -> None:
+    trace = generate("turnover", 4, sessions=6, documents=2, cycles=2, system_tokens=100, document_tokens=900)
+    phases = [[r for r in trace.requests if r.session.split()[1] == str(phase)] for phase in range(5)]
+    assert [r for phase in phases for r in phase] == list(trace.requests)
+    assert [len(phase) for phase in phases] == [30, 8, 30, 8, 30]
+    assert len({r.tokens[:100].tobytes() for phase in phases[::2] for r in phase}) <= 3
+    assert len({r.tokens[:900].tobytes() for phase in phases[1::2] for r in phase}) == 4
+    assert len({r.tokens[100:120].tobytes() for phase in phases[::2] for r in phase}) == 18

@@ -69,4 +69,5 @@ WORKLOADS: dict[str, Callable[..., Iterator[Request]]] = {
     "rag": templates.rag,
     "mixed": mixes.mixed,
     "phases": mixes.phases,
+    "turnover": mixes.turnover,
 }
