@@ -6,8 +6,8 @@ Ours (forecast) beside both cores of stock SGLang, without a model, in one proce
 Every call a scheduler makes for one request is timed, in microseconds of processor time of one thread:
 `match` (with the copied state, admission and the lock), `alloc` (the row, the state and the KV; both pools are full),
 `plan` (our hook when a prefill batch is put together: what to checkpoint, what the history learns), `insert` (the
-prompt) and `finish` (the answer). Half of the requests continue an earlier one, the others are new below a prefix
-that a hundred share.
+prompt) and `finish` (the answer: its KV and its insertion). Half of the requests continue an earlier one, the others
+are new below a prefix that a hundred share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARED, ASKED, ANSWER, TURNS = 128, 48, 16, 4
 
 
 class Load:
-    """One kind of cache with its pools full, and the same requests for every kind."""
+    """One kind of cache with its pools full; requests of the same distribution for every kind."""
 
     def __init__(self, kind: str, leaves: int) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = KINDS[kind][1]
@@ -98,9 +98,9 @@ class Load:
         cache.cache_unfinished_req(req)
         marks.append(marks[-1] + time.thread_time() - asked)
         req.output_ids.extend(answer)
+        asked = time.thread_time()
         rows.write((row, slice(end, end + ANSWER)), alloc_token_slots(cache, ANSWER))
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end + ANSWER
-        asked = time.thread_time()
         release_kv_cache(req, cache)
         marks.append(marks[-1] + time.thread_time() - asked)
         for name, begin, done in zip(STAGES, marks, marks[1:], strict=False):
@@ -141,6 +141,8 @@ def main() -> None:
         return
     import provenance
 
+    from sglang_hybrid.prefix import FORM
+
     rows = []
     for leaves in options.leaves:
         command = [sys.executable, __file__, "--one", "--leaves", str(leaves), "--requests", str(options.requests)]
@@ -151,7 +153,11 @@ def main() -> None:
                 row["kind"], leaves, {k: round(v["p50_us"]) for k, v in row.items() if isinstance(v, dict)}, flush=True
             )
     head = provenance.head("sglang", "torch", "sglang-hybrid")
-    print(provenance.write("serving", "cache-calls", {**head, "seed": 1, "requests": options.requests, "rows": rows}))
+    print(
+        provenance.write(
+            "serving", "cache-calls", {**head, "seed": 1, "requests": options.requests, "prefix": FORM, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -144,20 +144,24 @@ class Tree:
 
     def match(self, tokens: list[int]) -> tuple[int, Any]:
         """Tokens that can be restarted from, and the node."""
-        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-
-        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
+        found = self.found(self.key(tokens))
         length = found.device_prefix_len if hasattr(found, "device_prefix_len") else len(found.device_indices)
         return int(length), found.last_device_node
 
-    def insert(self, tokens: list[int]) -> bool:
+    def found(self, key: Any) -> Any:
+        """What SGLang's match of `key` says."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+        return self.cache.match_prefix(MatchPrefixParams(key=key))
+
+    def insert(self, tokens: list[int], key: Any = None) -> bool:
         """Insert a sequence with a state at its end; False where memory could not be had."""
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
         if not self.make_room(len(tokens)):
             return False
         value, state = self.slots.alloc(len(tokens)), self.rows.mamba_allocator.alloc(1)
-        done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state))
+        done = self.cache.insert(InsertParams(key=key or self.key(tokens), value=value, mamba_value=state))
         if done.mamba_exist:
             self.rows.mamba_allocator.free(state)
         return True

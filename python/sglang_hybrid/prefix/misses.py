@@ -43,24 +43,27 @@ def attribute(seen: Seen) -> dict[str, int]:
     """Tokens by reason, only reasons with any; they add up to `prompt - hit`."""
     if seen.disabled:
         return _positive({"disabled": seen.prompt - seen.hit})
-    counts = dict.fromkeys(REASONS, 0)
     # The last token of a prompt is always computed: its logits are what was asked for.
     matched = max(seen.hit, min(max(seen.seen, seen.known), seen.prompt))
     reachable = max(seen.hit, min(matched, seen.prompt - 1) // seen.grid * seen.grid)
     if 0 < seen.kept < reachable:
         reachable = max(seen.hit, min(seen.known, reachable), seen.kept)
     known = min(max(seen.known, seen.hit), reachable)
-    counts["never_seen"] = seen.prompt - matched
-    counts["below_granularity"] = matched - reachable
     lost = min(max(seen.lost, seen.hit), known)
     refused = min(max(seen.refused, lost), known)
-    counts["state_evicted"] = lost - seen.hit
-    counts["refused"] = refused - lost
-    counts["branch_pending" if known - refused >= seen.step else "below_granularity"] += known - refused
     in_flight = min(max(seen.in_flight, known), reachable)
-    counts["in_flight"] = in_flight - known
-    counts["kv_evicted"] = reachable - in_flight
-    return _positive(counts)
+    pending = known - refused if known - refused >= seen.step else 0
+    return _positive(
+        {
+            "never_seen": seen.prompt - matched,
+            "in_flight": in_flight - known,
+            "kv_evicted": reachable - in_flight,
+            "state_evicted": lost - seen.hit,
+            "refused": refused - lost,
+            "branch_pending": pending,
+            "below_granularity": matched - reachable + known - refused - pending,
+        }
+    )
 
 
 def _positive(counts: dict[str, int]) -> dict[str, int]:

@@ -111,24 +111,25 @@ class Driver:
         seen = Seen(
             len(tokens),
             start,
-            known=record.known_tokens,
-            seen=arrival.seen_tokens,
-            in_flight=arrival.in_flight_tokens,
-            lost=arrival.lost_tokens,
-            refused=arrival.refused_tokens,
-            kept=arrival.kept_tokens,
-            grid=self.grid,
-            step=max(self.grid, self.step),
+            record.known_tokens,
+            arrival.seen_tokens,
+            arrival.in_flight_tokens,
+            arrival.lost_tokens,
+            arrival.refused_tokens,
+            arrival.kept_tokens,
+            self.grid,
+            max(self.grid, self.step),
         )
         record.misses = attribute(seen)
-        self.counts["requests"] += 1
-        self.counts["prompt_tokens"] += len(tokens)
-        self.counts["hit_tokens"] += start
+        counts = self.counts
+        counts["requests"] += 1
+        counts["prompt_tokens"] += len(tokens)
+        counts["hit_tokens"] += start
         for reason, count in record.misses.items():
-            self.counts["miss_" + reason] += count
+            counts["miss_" + reason] += count
         if self._on_misses is not None:
             self._on_misses(start, record.misses)
-        self._summary.maybe_log(self.counts, self.states, self.now())
+        self._summary.maybe_log(counts, self.states, self.now())
 
     def _boundaries(self, req: Any, tokens: np.ndarray) -> tuple[int, ...]:
         """Positions of the prompt `tokens` that others will share: the end of its first message, what `req` names."""
