@@ -187,7 +187,7 @@ def bare(leaves: int, count: int, seed: int) -> tuple[dict[str, Any], np.ndarray
 
 def memory(sequences: int, seed: int) -> dict[str, Any]:
     """Bytes per token of the cache tree and of the ghost history, Python objects included (tracemalloc)."""
-    result: dict[str, Any] = {"sequences": sequences, "bound_token_bytes": 8}
+    result: dict[str, Any] = {"sequences": sequences, "token_bytes": 4}
     for name in ("tree", "ghost"):
         requests = Requests(seed)
         tracemalloc.start()

@@ -11,9 +11,11 @@ from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
 
 def density(model: ModelSpec, candidate: Candidate) -> float:
     """FLOPs lost per byte freed if `candidate` goes and requests restart at its base instead."""
-    _, end, base, _, freed_tokens, states, *_ = candidate
-    freed = freed_tokens * model.kv_bytes_per_token + states * model.checkpoint_bytes
-    return model.prefill_flops(end, base) / (freed or 1)
+    end, base = candidate.end_tokens, candidate.base_tokens
+    freed = candidate.freed_kv_tokens * model.kv_bytes_per_token + candidate.states * model.checkpoint_bytes
+    # `ModelSpec.prefill_flops`, written out for speed
+    saved = model.flops_per_token * (end - base) + model.flops_per_token_pair * (end * end - base * base)
+    return saved / (freed or 1)
 
 
 def densities(model: ModelSpec, candidates: Candidates) -> FloatArray:

@@ -1,6 +1,6 @@
 """Ghost history: a bounded, metadata-only radix tree of past requests.
 
-It remembers token ids (at most 8 bytes per token, against tens of kilobytes of KV), so a branch point is recognised
+It remembers token ids (4 bytes per token, against tens of kilobytes of KV), so a branch point is recognised
 after its KV was evicted, and reuse is counted for every restart position, kept or not: the odds the forecast learns
 are not censored by its own evictions. It is bounded by tokens and marks; the least recently used marks leave first.
 """

@@ -5,25 +5,27 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens
 
 S = TypeVar("S")
 Slots = npt.NDArray[np.int64]
 
 
 class Node(Generic[S]):
-    """The edge `tokens` (positions [start, end) of the sequence) with its KV, and the checkpoint at `end`, if any.
+    """The edge `raw` (positions [start, end) of the sequence) with its KV, and the checkpoint at `end`, if any.
 
+    `raw` holds the int32 token ids as bytes, which are compared and cut without an array each; `first` is the first id.
     `state` is what the owner stores for a checkpoint (a slot index, a mark); None means no checkpoint. `slots` are the
     KV slots of the edge, or None where KV is only counted. `pins` counts locks taken on this very node, `locks` those
     on it or any descendant. A node whose `parent` is None is the root or has left the tree.
     """
 
-    __slots__ = ("children", "end", "id", "last_s", "locks", "parent", "pins", "slots", "state", "tokens")
+    __slots__ = ("children", "end", "first", "id", "last_s", "locks", "parent", "pins", "raw", "slots", "state")
 
-    def __init__(self, node_id: int, tokens: Tokens, end: int, parent: "Node[S] | None", now: float) -> None:
+    def __init__(self, node_id: int, raw: bytes, first: int, end: int, parent: "Node[S] | None", now: float) -> None:
         self.id = node_id
-        self.tokens = tokens
+        self.raw = raw
+        self.first = first
         self.end = end
         self.parent = parent
         self.children: dict[int, Node[S]] = {}
@@ -36,7 +38,12 @@ class Node(Generic[S]):
     @property
     def start(self) -> int:
         """Position of the first token of the edge."""
-        return self.end - int(self.tokens.size)
+        return self.end - len(self.raw) // TOKEN_BYTES
+
+    @property
+    def tokens(self) -> Tokens:
+        """The ids of the edge, a read-only view."""
+        return np.frombuffer(self.raw, dtype=np.int32)
 
     @property
     def is_leaf(self) -> bool:

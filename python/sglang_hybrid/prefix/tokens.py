@@ -1,4 +1,4 @@
-"""Token sequences as int32 arrays: validation, comparison, and ownership of edge storage."""
+"""Token sequences as int32 arrays: validation and comparison."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -42,15 +42,3 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     differs = a[:n] != b[:n]
     first = int(differs.argmax())
     return first if differs[first] else n
-
-
-def owned(view: Tokens) -> Tokens:
-    """`view`, or a copy of it when it would keep a buffer of more than twice its size alive.
-
-    Applied to both halves of every split, this bounds edge storage by twice the tokens held, and the copying by
-    O(n log n) over any sequence of splits of n tokens: a buffer is copied only after half of it was cut away.
-    """
-    base = view.base
-    if isinstance(base, np.ndarray) and base.size > 2 * view.size:
-        return view.copy()
-    return view

@@ -18,10 +18,9 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.node import Node, S, Slots
-from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens, common_prefix, owned
+from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens, common_prefix
 
 REBASED_CHILDREN = 32
-_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class Match(NamedTuple, Generic[S]):
@@ -50,11 +49,11 @@ class Freed(Generic[S]):
 
 
 class RadixTree(Generic[S]):
-    """A radix tree over int32 token ids; every method is O(path length + tokens compared)."""
+    """A radix tree over int32 token ids; every method is O(path length + tokens compared or cut)."""
 
     def __init__(self, kv_only: bool = False) -> None:
         self.kv_only = kv_only
-        self.root: Node[S] = Node(0, _NO_TOKENS, 0, None, 0.0)
+        self.root: Node[S] = Node(0, b"", -1, 0, None, 0.0)
         self.kv_tokens = 0
         self.states = 0
         self.nodes = 0
@@ -75,10 +74,9 @@ class RadixTree(Generic[S]):
             child = node.children.get(tokens.item(position))
             if child is None:
                 break
-            edge = child.tokens
             raw = raw or tokens.tobytes()
-            # compares memory, a tenth of the price of making an array per edge
-            if not raw.startswith(edge, position * TOKEN_BYTES):  # type: ignore[arg-type]
+            if not raw.startswith(child.raw, position * TOKEN_BYTES):
+                edge = child.tokens
                 position += common_prefix(edge, tokens[position : position + edge.size])
                 partial = child
                 break
@@ -106,10 +104,10 @@ class RadixTree(Generic[S]):
             start = node.end
         if start == tokens.size:
             return node
-        leaf: Node[S] = Node(self._next_id, tokens[start:].copy(), tokens.size, node, now)
+        leaf: Node[S] = Node(self._next_id, tokens[start:].tobytes(), tokens.item(start), tokens.size, node, now)
         self._next_id += 1
         leaf.slots = None if slots is None else slots[start:].copy()
-        node.children[tokens.item(start)] = leaf
+        node.children[leaf.first] = leaf
         self.nodes += 1
         self.kv_tokens += leaf.end - start
         self.changed[node.id] = node
@@ -123,18 +121,19 @@ class RadixTree(Generic[S]):
         """
         cut = position - node.start
         parent = node.parent
-        if parent is None or not 0 < cut < node.tokens.size:
+        if parent is None or not 0 < cut < len(node.raw) // TOKEN_BYTES:
             raise InvariantError(f"split inside an edge, ({node.start}, {node.end}): {position}")
-        upper: Node[S] = Node(self._next_id, owned(node.tokens[:cut]), position, parent, node.last_s)
+        upper: Node[S] = Node(self._next_id, node.raw[: cut * TOKEN_BYTES], node.first, position, parent, node.last_s)
         self._next_id += 1
         self.nodes += 1
         upper.locks = node.locks
         if node.slots is not None:
             upper.slots, node.slots = node.slots[:cut].copy(), node.slots[cut:].copy()
-        parent.children[upper.tokens.item(0)] = upper
-        node.tokens = owned(node.tokens[cut:])
+        parent.children[upper.first] = upper
+        node.first = node.tokens.item(cut)
+        node.raw = node.raw[cut * TOKEN_BYTES :]
         node.parent = upper
-        upper.children[node.tokens.item(0)] = node
+        upper.children[node.first] = node
         self.changed[node.id] = node
         self.changed[upper.id] = upper
         return upper
@@ -195,14 +194,14 @@ class RadixTree(Generic[S]):
         """Free the last `kv_tokens` tokens of an unlocked leaf (`kv_only`), and the leaf itself if that is all."""
         if not self.kv_only or leaf.locks or leaf.parent is None or leaf.children or kv_tokens < 0:
             raise InvariantError(f"only an unlocked leaf of a kv_only tree can be trimmed: node {leaf.id}")
-        keep = int(leaf.tokens.size) - kv_tokens
+        keep = len(leaf.raw) // TOKEN_BYTES - kv_tokens
         if keep <= 0:
             return self.drop(leaf)
         freed: Freed[S] = Freed(kv_tokens)
         if leaf.slots is not None:
             freed.slots.append(leaf.slots[keep:])
             leaf.slots = leaf.slots[:keep].copy()
-        leaf.tokens = owned(leaf.tokens[:keep])
+        leaf.raw = leaf.raw[: keep * TOKEN_BYTES]
         leaf.end -= kv_tokens
         self.kv_tokens -= kv_tokens
         self.changed[leaf.id] = leaf
@@ -228,7 +227,7 @@ class RadixTree(Generic[S]):
         parent = leaf.parent
         if parent is None:
             raise InvariantError(f"the root cannot be removed: node {leaf.id}")
-        del parent.children[leaf.tokens.item(0)]
+        del parent.children[leaf.first]
         self._forget(leaf)
         size = leaf.end - parent.end
         self.kv_tokens -= size
@@ -244,11 +243,12 @@ class RadixTree(Generic[S]):
         parent = upper.parent
         if parent is None:
             raise InvariantError(f"the root cannot be absorbed: node {upper.id}")
-        child.tokens = np.concatenate((upper.tokens, child.tokens))
+        child.raw = upper.raw + child.raw
+        child.first = upper.first
         if upper.slots is not None and child.slots is not None:
             child.slots = np.concatenate((upper.slots, child.slots))
         child.parent = parent
-        parent.children[child.tokens.item(0)] = child
+        parent.children[child.first] = child
         self._forget(upper)
         self.changed[child.id] = child
 

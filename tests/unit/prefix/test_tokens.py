@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.tokens import as_tokens, common_prefix, owned
+from sglang_hybrid.prefix.tokens import as_tokens, common_prefix
 
 
 @pytest.mark.parametrize("bad", [[-1], [1, 2**31], [[1, 2]], [0.5], ["a"], np.array([2**40]), np.array([1.0])])
@@ -34,11 +34,3 @@ def test_common_prefix_equals_the_loop(a: list[int], b: list[int]) -> None:
     while shared < min(len(a), len(b)) and a[shared] == b[shared]:
         shared += 1
     assert common_prefix(as_tokens(a), as_tokens(b)) == shared
-
-
-def test_owned_keeps_halves_and_copies_less() -> None:
-    buffer = np.arange(8, dtype=np.int32)
-    assert owned(buffer[:4]).base is buffer
-    small = owned(buffer[:3])
-    assert small.base is None
-    assert small.tolist() == [0, 1, 2]
