@@ -1,7 +1,8 @@
 """SGLang's Python tree core with two steps made shorter, through its registry of cores (from 0.5.21 on).
 
 Every lock, insertion and eviction asks the nodes of a path whether they are leaves now; and a prompt that was inserted
-is matched at once, to find the node that was just made. The answers are the same, found with fewer questions.
+is matched at once, to find the node that was just made (spared in 0.5.21 alone: the walk has another shape in 0.5.23).
+The answers are the same, found with fewer questions.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.components import TYPES
 
 BACKEND = "hybrid"
@@ -26,6 +28,8 @@ def choose(params: Any) -> None:
 def _register() -> None:
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+    remembers = compat.engine_version() == compat.PRIMARY
 
     class HybridTreeCore(UnifiedTreeCore):  # type: ignore[misc]
         """The core of a cache with our components."""
@@ -52,7 +56,7 @@ def _register() -> None:
         def begin_insert(self, params: Any) -> Any:
             step = super().begin_insert(params)
             done = step.result
-            if done is not None and not done.rotation_tail_declined and len(self.components) == 2:
+            if remembers and done is not None and not done.rotation_tail_declined and len(self.components) == 2:
                 self._inserted = params.key, self._node_arena[done.last_device_node]
             return step
 
