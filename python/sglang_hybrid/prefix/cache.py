@@ -123,11 +123,13 @@ class PrefixCache:
         restart = found.restart
         if restart.state is not None:
             self._use(restart, restart.state, now)
-        prefill = Prefill(found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
+        prefill: Prefill = tuple.__new__(
+            Prefill, (found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
+        )
         positions = [] if self.tree.kv_only else self._admission.positions(prefill)
         evicted = self._admit(tokens, positions, prefill, found, now)
         self._reindex()
-        return Commit(tuple(positions), evicted, self.tree.kv_tokens)
+        return tuple.__new__(Commit, (tuple(positions), evicted, self.tree.kv_tokens))
 
     def lock(self, tokens: Tokens) -> Node[Mark]:
         """Protect what `lookup` would return for `tokens` until `unlock`; returns the handle for it."""
@@ -374,8 +376,8 @@ def candidate(node: Node[Mark]) -> Candidate:
     if mark is None:
         return Candidate(node.id, end, base.end, parent_end, freed, 0, children, node.last_s, 0, 0, False, 0)
     use = mark.heir or mark
-    # fields in order: by name they take twice the time
-    return Candidate(
+    # as in `RadixTree._walk`: `Candidate(...)` takes several times as long
+    return tuple.__new__(Candidate, (
         node.id, end, base.end, parent_end, freed, 1, children,
         use.last_s, mark.touch, mark.hits, use.kind is Kind.SUPERSEDED, use.reuse_class,
-    )  # fmt: skip
+    ))  # fmt: skip

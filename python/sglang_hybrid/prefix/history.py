@@ -72,7 +72,7 @@ class History:
             self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
         self._evict()
         self.table.refresh()
-        return Sighting(found.kv_tokens, marks, branch, tip)
+        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
         """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.

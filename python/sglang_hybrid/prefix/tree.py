@@ -85,8 +85,9 @@ class RadixTree(Generic[S]):
             if node.state is not None and position <= limit:
                 restart = node
         if not self.kv_only:
-            return Match(position, restart.end, node, partial, restart)
-        return Match(position, min(position, limit), node, partial, partial or node)
+            # `Match(...)` would run Python's own constructor first, compiled or not
+            return tuple.__new__(Match, (position, restart.end, node, partial, restart))
+        return tuple.__new__(Match, (position, min(position, limit), node, partial, partial or node))
 
     def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match[S] | None = None) -> Node[S]:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
