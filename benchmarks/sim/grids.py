@@ -28,7 +28,7 @@ def _grid(
 
 def main() -> list[Cell]:
     """Every workload at three capacities and two held-out seeds, all policies, best hindsight alpha, ceilings."""
-    policies = ("lru", "superseded", "marconi", *ALPHAS, "forecast", *CEILINGS)
+    policies = ("lru", "superseded", "marconi", "marconi-paper", *ALPHAS, "forecast", *CEILINGS)
     found = []
     for seed in HELD_OUT_SEEDS:
         for name, gbs in CAPACITIES.items():
