@@ -167,8 +167,8 @@ class AgingHeaps:
 
     def _lowest_in_slices(self, below: float) -> _Entry | None:
         """The entry of the lowest score below `below`, None without one; sets `last_score`."""
+        scores = np.multiply(self._heads, self._rates, out=self._scores)
         while True:
-            scores = np.multiply(self._heads, self._rates, out=self._scores)
             bucket = int(scores.argmin())
             score = scores.item(bucket)
             if score >= below:
@@ -177,6 +177,7 @@ class AgingHeaps:
             shown = self._head[bucket]
             top = self._top(bucket)
             self._head[bucket] = _NONE if top is None else top.lowest
+            scores[bucket] = self._head[bucket] * self._rates.item(bucket)
             if top is not None and top.lowest == shown:
                 self.last_score = score
                 return top.head()[2]
