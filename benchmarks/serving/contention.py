@@ -37,7 +37,7 @@ RUNNING = 4
 SIZES = {"chat": (28, 250_000), "agents": (26, 250_000), "fewshot": (28, 250_000), "rag": (40, 600_000)}
 """Workload -> state slots, tokens of KV."""
 SESSIONS = {"chat": 40, "agents": 28, "fewshot": 1000, "rag": 400}
-"""So many that a template or system prompt seen for the first time is not what the p95 is about, as far as that goes."""
+"""So many that what nobody has seen before is not what the p95 is about, as far as that goes."""
 HELD = 4
 """States that the one request under way has itself: its own, two of the extra buffer, a checkpoint in the making."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from tree import Tree
 
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cache.requests import Tracked
 from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.serving import Pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
@@ -128,3 +131,36 @@ def test_lru_is_stock(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert [stock.match(probe)[0] for probe in probes] == [ours.match(probe)[0] for probe in probes]
     assert ours.driver is not None
     assert ours.driver.counts["states_evicted"] > 50
+
+
+def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
+    """A state on the grid can stand for the end of a prompt and for the system prompt that others begin with."""
+    tree = Tree("forecast", tokens=4096, page_size=64)
+    driver, words = tree.driver, random.Random(5).sample(range(3, 4000), 600)
+    assert driver is not None
+    system, prompts = words[:128], [words[:128] + words[128 + 40 * i : 168 + 40 * i] for i in range(3)]
+
+    def asks(name: str, prompt: list[int], start: int) -> Tracked:
+        tree.clock.advance(1.0)
+        record = Tracked(matched=tree.match(prompt)[1])
+        record.arrival = driver.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
+        driver._adopt(record, start)
+        return record
+
+    def saves(record: Tracked, tokens: list[int]) -> Any:
+        tree.insert(tokens)
+        node = tree.core._node_arena[tree.match(tokens)[1]]
+        assert record.arrival is not None
+        driver.saved(node, record.arrival.tip, record)
+        return node
+
+    first = asks("first", prompts[0], 0)
+    shared = saves(first, system)
+    assert shared.hybrid_mark.kind is Kind.FRESH
+    asks("second", prompts[1], 128)
+    assert shared.hybrid_mark.kind is Kind.BRANCH
+    saves(first, prompts[0] + words[300:324])  # its answer is there
+    assert shared.hybrid_mark.kind is Kind.BRANCH
+    tree.evict(0, 1)
+    assert tree.match(prompts[2] + [1])[0] == 128, "the system prompt is worth more than one conversation"
+    tree.check()

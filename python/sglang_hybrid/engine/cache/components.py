@@ -123,7 +123,9 @@ class HybridMamba(_Ordered, MambaComponent):
         result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
         if self.driver is None or not params.cow_mamba or params.req is None:
             return result
-        tracked(params.req).known_tokens = result.full_kv_hit_length
+        record = tracked(params.req)
+        record.known_tokens = result.full_kv_hit_length
+        record.matched = getattr(result.best_match_node, "id", result.best_match_node)
         if self.driver.step and result.mamba_branching_seqlen is not None:
             # Where a pass can save several states, the branch is ours: SGLang would save it in place of the tail.
             return result._replace(mamba_branching_seqlen=None)

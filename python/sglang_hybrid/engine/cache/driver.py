@@ -24,6 +24,7 @@ from sglang_hybrid.prefix.serving import Decisions
 logger = logging.getLogger(__name__)
 
 
+_SHARED = (Kind.BRANCH, Kind.DECLARED)
 _WINDOW = 8
 """More tokens than any convolution window of a model: a pass must compute that many to save one."""
 
@@ -108,6 +109,7 @@ class Driver:
             requests.namespace(req),
             self._boundaries(req, tokens),
         )
+        self._adopt(record, start)
         seen = Seen(
             len(tokens),
             start,
@@ -143,6 +145,20 @@ class Driver:
             self.counts["bad_boundaries"] += 1
             logger.warning("request %s: %s", req.rid, error)
             return found
+
+    def _adopt(self, record: Tracked, start: int) -> None:
+        """The state at `start`, saved as the end of some request, may have turned out to be where others part from it.
+
+        States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
+        """
+        node = self.cache.tree_core._node_arena.get(record.matched)
+        if record.arrival is None or node is None or node.parent is None or end_tokens(node) != start:
+            return
+        marks = record.arrival.marks
+        shared = (at for at in marks if at // self.grid * self.grid == start and marks[at].kind in _SHARED)
+        if (at := max(shared, default=None)) is not None:
+            node.hybrid_mark = marks[at]
+            self.victims.touch(node)
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
         assert record.arrival is not None
@@ -226,7 +242,9 @@ class Driver:
         if record is None or record.arrival is None or mark is not record.arrival.tip:
             return
         earlier, record.tip_node = record.tip_node, node
-        if earlier is not None and earlier is not node and earlier.parent is not None:
+        if earlier is None or earlier is node or earlier.parent is None:
+            return
+        if earlier.hybrid_mark.kind not in _SHARED:
             old = Mark(Kind.SUPERSEDED, mark.last_s)
             old.reuse_class = self.decisions.history.class_of(old)
             earlier.hybrid_mark = old

@@ -26,12 +26,14 @@ class Checkpoint:
 
 @dataclass
 class Tracked:
-    """Our view of one request: `known_tokens` of KV at its last match, what was decided, and why tokens missed.
+    """Our view of one request: `known_tokens` of KV at its last match and the id of the node it ended in, what was
+    decided, and why tokens missed.
 
     `prompt` holds its ids ([n] int32) while it runs.
     """
 
     known_tokens: int = 0
+    matched: int = -1
     prompt: np.ndarray | None = None
     arrival: Arrival | None = None
     planned: list[Checkpoint] = field(default_factory=list)
