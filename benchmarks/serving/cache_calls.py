@@ -4,7 +4,7 @@
 
 Ours (forecast) beside both cores of stock SGLang, without a model, in one process that takes turns request by request.
 Every call a scheduler makes for one request is timed, in microseconds of processor time of one thread:
-`match` (with the copied state, admission and the lock), `alloc` (the row, the state and the KV; both pools are full),
+`match` (with the copied state, admission and the lock), `alloc` (the row, the state and the KV, which is full),
 `plan` (our hook when a prefill batch is put together: what to checkpoint, what the history learns), `insert` (the
 prompt) and `finish` (the answer: its KV and its insertion). Half of the requests continue an earlier one, the others
 are new below a prefix that a hundred share.
@@ -36,19 +36,19 @@ SHARED, ASKED, ANSWER, TURNS = 128, 48, 16, 4
 
 
 class Load:
-    """One kind of cache with its pools full; requests of the same distribution for every kind."""
+    """One kind of cache with its KV full; requests of the same distribution for every kind."""
 
     def __init__(self, kind: str, leaves: int) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = KINDS[kind][1]
         from tree import Tree
 
         self.rng, self.number, self.leaves = random.Random(1), 0, leaves
-        tokens = leaves * (ASKED + ANSWER) + (leaves // 100 + 2) * SHARED
+        tokens = leaves * ASKED + (leaves // 100 + 2) * SHARED  # fewer than the states could use: KV is short too
         context = SHARED + TURNS * (ASKED + ANSWER) + 8
         self.tree = Tree(KINDS[kind][0], tokens=tokens, states=leaves + 8, context=context)
         self.sequences: list[list[int]] = []
         self.times: dict[str, list[float]] = {name: [] for name in (*STAGES, "request")}
-        while self.tree.rows.mamba_allocator.available_size() > 8 or len(self.sequences) < leaves:
+        while self.tree.slots.available_size() > SHARED + TURNS * (ASKED + ANSWER):
             self.request()
         for spans in self.times.values():
             spans.clear()
