@@ -8,14 +8,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
-import torch
+from arenas import opened
 
 from sglang_hybrid import cli
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.remote import PREFIX
 from sglang_hybrid.engine.pools.telemetry import figures
-from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+from sglang_hybrid.memory.sizing import KV, STATE
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -46,11 +45,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def page() -> str:
     """The metrics of an arena that holds three states and a hundred tokens."""
-    sizing = choose(Kinds(256, 2, 1, 20_000), 1 << 20, 4096, 2)
-    driver = HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, lambda: 0.0)
-    for layout in (sizing.state_layout, sizing.kv_layout):
-        arena.open(layout)
+    arena, driver = opened(HostDriver, lambda: 0.0, page_tokens=1, total_bytes=1 << 20)
     arena.supplies[STATE].take(3)
     arena.supplies[KV].take(100)
     arena.sort()

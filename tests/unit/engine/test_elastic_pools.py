@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from arenas import FailingHost, opened
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sglang_hybrid.core.clock import LogicalClock
-from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.engine.pools.arena import Arena
-from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+from sglang_hybrid.memory.sizing import KV, STATE
 
 COUNTS = st.integers(1, 40)
-
-
-class FailingHost(HostDriver):
-    """Host memory that can be made to run out."""
-
-    failing = False
-
-    def create(self, size_bytes: int) -> int:
-        if self.failing:
-            raise PoolExhausted(f"somebody else has it: {size_bytes}")
-        return super().create(size_bytes)
 
 
 class Arenas(RuleBasedStateMachine):
@@ -36,12 +23,8 @@ class Arenas(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        sizing = choose(Kinds(256, 2, 4, 20_000), 1 << 20, 4096, 2)
-        self.driver = FailingHost(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
         self.time = LogicalClock()
-        self.arena = Arena(sizing, self.driver, torch.device("cpu"), 1.0, self.time.now)
-        for layout in (sizing.state_layout, sizing.kv_layout):
-            self.arena.open(layout)
+        self.arena, self.driver = opened(FailingHost, self.time.now, total_bytes=1 << 20)
         self.taken: dict[str, list[torch.Tensor]] = {KV: [], STATE: []}
 
     @rule(name=st.sampled_from([KV, STATE]), count=COUNTS, failing=st.booleans())
@@ -108,17 +91,6 @@ class Arenas(RuleBasedStateMachine):
 
 TestArenas = Arenas.TestCase
 TestArenas.settings = settings(max_examples=40, stateful_step_count=30)
-
-
-def opened(
-    driver_class: type[HostDriver], clock: Callable[[], float], page_tokens: int = 4, total_bytes: int = 8 << 20
-) -> tuple[Arena, HostDriver]:
-    sizing = choose(Kinds(256, 2, page_tokens, 20_000), total_bytes, 4096, 2)
-    driver = driver_class(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    arena = Arena(sizing, driver, torch.device("cpu"), 1.0, clock)
-    for layout in (sizing.state_layout, sizing.kv_layout):
-        arena.open(layout)
-    return arena, driver
 
 
 def test_pages_that_could_be_evicted_count_column_by_column() -> None:

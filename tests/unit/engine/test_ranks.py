@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arenas import FailingHost, opened
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from test_elastic_pools import FailingHost
 
 from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.ranks import Group
-from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+from sglang_hybrid.memory.sizing import KV, STATE
 
 KINDS = st.sampled_from([KV, STATE])
 RANK = st.integers(0, 1)
@@ -48,18 +48,12 @@ class Ranks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        sizing = choose(Kinds(256, 2, 4, 20_000), 1 << 20, 4096, 2)
         meeting = Meeting()
         self.threads = ThreadPoolExecutor(2)
         self.times = [LogicalClock(), LogicalClock()]
-        self.drivers = [FailingHost(sizing.total * sizing.granule_bytes, sizing.granule_bytes) for _ in range(2)]
-        self.arenas = [
-            Arena(sizing, driver, torch.device("cpu"), 1.0, time.now, ranks=meeting)
-            for driver, time in zip(self.drivers, self.times, strict=True)
-        ]
-        for arena in self.arenas:
-            for layout in (sizing.state_layout, sizing.kv_layout):
-                arena.open(layout)
+        both = [opened(FailingHost, time.now, total_bytes=1 << 20, ranks=meeting) for time in self.times]
+        self.arenas = [arena for arena, _ in both]
+        self.drivers = [driver for _, driver in both]
         self.taken: dict[str, list[list[torch.Tensor]]] = {KV: [], STATE: []}
 
     def both(self, act: Callable[[int, Arena], Any]) -> list[Any]:
