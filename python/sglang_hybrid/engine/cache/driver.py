@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 _SHARED = (Kind.BRANCH, Kind.DECLARED)
+"""Marks of positions that others begin with: the conversation that saved one does not supersede it."""
+
 _WINDOW = 8
 """More tokens than any convolution window of a model: a pass must compute that many to save one."""
 

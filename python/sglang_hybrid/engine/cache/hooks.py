@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from sglang_hybrid.engine.cache import forward, kernels
@@ -56,12 +57,12 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
 
     result, capacity = AddReqResult.NO_TOKEN, driver.capacity
     if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
+        restoring: Any = nullcontext()
         if driver.tier is not None and capacity is not None:
-            with capacity.restoring(req, int(adder.page_size)):
-                result = original(adder, req, *args, **kwargs)
-        else:
-            if driver.tier is not None:
-                driver.tier.secure(driver, req)
+            restoring = capacity.restoring(req, int(adder.page_size))
+        elif driver.tier is not None:
+            driver.tier.secure(driver, req)
+        with restoring:
             result = original(adder, req, *args, **kwargs)
     else:
         driver.let_go(req)
