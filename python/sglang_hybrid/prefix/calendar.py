@@ -2,39 +2,41 @@
 
 The entries put last stand in a table of `ROWS` rows, which is scored as a whole for every victim: exactly, at a dozen
 array operations however many rows are in use. Beyond that the entry that stands there longest moves on to a `Slice`:
-entries of one class and of nearly the same last use, a heap by density, which age together. Slices of one (class, age
-bin) form a bucket, a heap by the lowest density of each slice; the best bucket is found in one pass over the heads. So
-an entry moves singly only while it is young, and `put` and `pop` are O(log n) amortised.
+up to `_SLICE` entries of one class and of nearly the same last use, which age together. Slices of one (class, age bin)
+form a bucket, a heap by the lowest density of each slice; the best bucket is found in one pass over the heads. So an
+entry moves singly only while it is young, and `put` and `pop` are O(log n) amortised.
 
 Exactness: with up to `ROWS` entries the victim is the exact argmin of the batch scores, provided every density was put
 again when it changed. Beyond that an entry in a slice may change its age bin early or late by a few per cent of its age
 (`NEAR`), and later where more than `_MOVES` slices fell due since the last call.
 
-Heaps and heads are lazy: what they hold is never higher than what is true, and is made true where it comes first.
+Heads, and the lowest density by which a slice stands in its bucket, are lazy: never higher than what is true, and made
+true where they come first. A call allocates next to nothing: a hundred requests later the garbage collector walks over
+what was, through cold memory, and that took longer than any decision.
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
-from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.prefix.candidates import FloatArray, IntArray
+from sglang_hybrid.prefix.heap import Heap, Place
 from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, age_bin, flat
 
 ROWS = 512
 NEAR = tuple(0.04 * edge for edge in EDGES_LIST)  # seconds by age bin: last uses this near to each other age together
-_SLICE = 64  # entries a slice may hold
+_SLICE = 64  # entries a slice may take, those that left it again included
 _FEW = 16  # a slice of up to so many merges into a near one when both come into a new bucket
-_MOVES = 32
+_MOVES = 8
 _NONE = float("inf")
 
 
 class _Entry:
-    """An id with its score but for the rate, in `row` of the table or, with a `row` below zero, in `slice`."""
+    """An id with its score but for the rate, in `row` of the table or, with a `row` below zero, `at` in `slice`."""
 
-    __slots__ = ("density", "id", "last_s", "reuse_class", "row", "slice")
+    __slots__ = ("at", "density", "id", "last_s", "reuse_class", "row", "slice")
 
     def __init__(self, entry_id: int, reuse_class: int, last_s: float, density: float, row: int) -> None:
         self.id = entry_id
@@ -43,36 +45,26 @@ class _Entry:
         self.density = density
         self.row = row
         self.slice: Slice | None = None
-
-
-_Item = tuple[float, int, _Entry]  # density, a number that no other item has, entry: stale unless all of it still holds
+        self.at = 0
 
 
 class Slice:
-    """Entries that age together as if last used at `ref_s`; `lowest` is at most the least density among them."""
+    """Entries that age together as if last used at `ref_s`, and their densities, infinite where one has left.
 
-    __slots__ = ("bucket", "items", "live", "lowest", "ref_s")
+    `shown` is its place in its bucket, by at most the least density, `due` that among all slices, by when it leaves
+    the bucket (in seconds).
+    """
+
+    __slots__ = ("bucket", "densities", "due", "entries", "live", "ref_s", "shown")
 
     def __init__(self, bucket: int, ref_s: float) -> None:
         self.bucket = bucket
         self.ref_s = ref_s
-        self.items: list[_Item] = []
+        self.entries: list[_Entry] = []
+        self.densities: list[float] = []
         self.live = 0
-        self.lowest = _NONE
-
-    def head(self) -> _Item:
-        """The item of the lowest entry; there is one in a slice that is live."""
-        items = self.items
-        while True:
-            density, _, entry = item = items[0]
-            if entry.slice is self and entry.density == density:
-                return item
-            heappop(items)
-
-    def present(self) -> list[_Item]:
-        """The items that are not stale, each entry once."""
-        found = {item[2].id: item for item in self.items if item[2].slice is self and item[2].density == item[0]}
-        return list(found.values())
+        self.shown: Place[Slice] = Place(self)
+        self.due: Place[Slice] = Place(self)
 
 
 class AgingHeaps:
@@ -83,7 +75,6 @@ class AgingHeaps:
         if not np.shares_memory(self._rates, rates):
             raise InvariantError(f"rates are read as they change and must be contiguous: shape {rates.shape}")
         self._entries: dict[int, _Entry] = {}
-        self._number = 0
         self.last_score = 0.0  # of the entry `pop` returned last
         # the table: score = rates[bucket] * density, unused rows have an infinite density
         self._rows: list[_Entry | None] = [None] * ROWS
@@ -100,10 +91,9 @@ class AgingHeaps:
         self._heads: FloatArray = np.full(rates.size, np.inf)
         self._scores: FloatArray = np.empty(rates.size)
         self._head = flat(self._heads)
-        self._tops: list[list[tuple[float, int, Slice]]] = [[] for _ in range(rates.size)]
-        self._slices = [0] * rates.size  # that are live, by bucket
+        self._tops: list[Heap[Slice]] = [Heap() for _ in range(rates.size)]
         self._open: list[Slice | None] = [None] * rates.size  # the slice of a bucket that takes near entries
-        self._ageing: list[tuple[float, int, Slice]] = []  # by when they leave their bucket
+        self._ageing: Heap[Slice] = Heap()
 
     def put(self, entry_id: int, reuse_class: int, last_s: float, density: float, now: float) -> None:
         """Add an entry or replace its class, last use (seconds) and density (> 0)."""
@@ -174,13 +164,13 @@ class AgingHeaps:
             if score >= below:
                 self.last_score = below
                 return None
-            shown = self._head[bucket]
             top = self._top(bucket)
-            self._head[bucket] = _NONE if top is None else top.lowest
-            scores[bucket] = self._head[bucket] * self._rates.item(bucket)
-            if top is not None and top.lowest == shown:
+            lowest = _NONE if top is None else top.shown.key
+            if top is not None and lowest == self._head[bucket]:
                 self.last_score = score
-                return top.head()[2]
+                return top.entries[top.densities.index(lowest)]
+            self._head[bucket] = lowest
+            scores[bucket] = lowest * self._rates.item(bucket)
 
     def advance(self, now: float) -> None:
         """Move what left its age bin: all rows of the table, at most `_MOVES` slices, oldest first."""
@@ -194,21 +184,20 @@ class AgingHeaps:
                     bucket[row] = entry.reuse_class * BINS + at_bin
                     due[row] = last_s + EDGES_LIST[at_bin + 1]
             self._next_s = self._due_s.item(self._due_s.argmin())
-        if self._ageing and self._ageing[0][0] <= now:
-            self._age_slices(now)
+        self._age_slices(now)
 
     def _age_slices(self, now: float) -> None:
-        ageing, moves = self._ageing, _MOVES
-        while moves and ageing and ageing[0][0] <= now:
-            moved = heappop(ageing)[2]
-            if moved.live:
-                moves -= 1
-                self._move(moved, now)
+        moves = _MOVES
+        while moves:
+            first = self._ageing.first()
+            if first is None or first.key > now:
+                break
+            moves -= 1
+            self._move(first.item, now)
 
     def _make_room(self, now: float) -> int:
         """Move the entry that is longest in the table to a slice; returns its row."""
-        if self._ageing and self._ageing[0][0] <= now:
-            self._age_slices(now)
+        self._age_slices(now)
         _, entry = self._recent.popitem(last=False)
         row, entry.row = entry.row, -1
         bucket = entry.reuse_class * BINS + age_bin(now - entry.last_s)
@@ -222,20 +211,18 @@ class AgingHeaps:
     def _near(self, bucket: int, ref_s: float, entries: int) -> Slice | None:
         """The open slice of `bucket` if it has room for `entries` last used about `ref_s`."""
         near = self._open[bucket]
-        if near is None or near.bucket != bucket or len(near.items) + entries > _SLICE:
+        if near is None or near.bucket != bucket or len(near.entries) + entries > _SLICE:
             return None
         return near if abs(near.ref_s - ref_s) <= NEAR[bucket % BINS] else None
 
     def _take(self, taker: Slice, entry: _Entry) -> None:
-        entry.slice = taker
-        self._number += 1
-        heappush(taker.items, (entry.density, self._number, entry))
-        if not taker.live:
-            self._slices[taker.bucket] += 1
+        density = entry.density
+        entry.slice, entry.at = taker, len(taker.entries)
+        taker.entries.append(entry)
+        taker.densities.append(density)
         taker.live += 1
-        if entry.density < taker.lowest:
-            taker.lowest = entry.density
-            self._show(taker)
+        if taker.live == 1 or density < taker.shown.key:
+            self._show(taker, density)
 
     def _reprice(self, entry: _Entry, density: float) -> None:
         entry.density = density
@@ -243,27 +230,26 @@ class AgingHeaps:
         if held is None:
             self._density[entry.row] = density
             return
-        self._number += 1
-        heappush(held.items, (density, self._number, entry))
-        if len(held.items) > 2 * _SLICE:
-            held.items = held.present()
-            heapify(held.items)
-        if density < held.lowest:
-            held.lowest = density
-            self._show(held)
+        held.densities[entry.at] = density
+        if density < held.shown.key:
+            self._show(held, density)
 
     def _leave(self, entry: _Entry) -> None:
-        """The entry is in no slice any more; its items are stale."""
+        """The entry is in no slice any more; one that is empty then is gone."""
         held, entry.slice = entry.slice, None
-        if held is not None:
-            held.live -= 1
-            if not held.live:
-                self._close(held)
+        if held is None:
+            return
+        held.live -= 1
+        if held.live:
+            held.densities[entry.at] = _NONE
+        else:
+            self._close(held)
 
     def _close(self, empty: Slice) -> None:
-        self._slices[empty.bucket] -= 1
+        self._tops[empty.bucket].remove(empty.shown)
+        self._ageing.remove(empty.due)
         empty.bucket = -1
-        empty.items = []  # now: many at once, when the heaps that hold the slice are cleaned, take as long as a request
+        empty.entries, empty.densities = [], []
 
     def _move(self, moved: Slice, now: float) -> None:
         """Take a live slice to the bucket of its age, or what is in it to an open slice there."""
@@ -272,15 +258,14 @@ class AgingHeaps:
         bucket = old - old % BINS + at_bin
         near = self._near(bucket, moved.ref_s, moved.live) if moved.live <= _FEW else None
         if near is None:
-            self._slices[old] -= 1
-            self._slices[bucket] += 1
+            self._tops[old].remove(moved.shown)
             moved.bucket = bucket
-            moved.lowest = moved.head()[0]
-            self._show(moved)
+            self._show(moved, moved.shown.key)
             self._schedule(moved)
             return
-        for _, _, entry in moved.present():
-            self._take(near, entry)
+        for entry in moved.entries:
+            if entry.slice is moved:
+                self._take(near, entry)
         moved.live = 0
         self._close(moved)
 
@@ -289,39 +274,28 @@ class AgingHeaps:
         self._open[bucket] = waiting
         at_bin = bucket % BINS
         if at_bin < BINS - 1:
-            self._number += 1
-            heappush(self._ageing, (waiting.ref_s + EDGES_LIST[at_bin + 1], self._number, waiting))
-            if len(self._ageing) > 4 * len(self._entries) + 256:
-                self._ageing = [item for item in self._ageing if item[2].live]
-                heapify(self._ageing)
+            self._ageing.put(waiting.due, waiting.ref_s + EDGES_LIST[at_bin + 1])
+        else:
+            self._ageing.remove(waiting.due)
 
-    def _show(self, shown: Slice) -> None:
-        """Enter `lowest` of a slice in its bucket."""
-        bucket, lowest = shown.bucket, shown.lowest
-        tops = self._tops[bucket]
-        self._number += 1
-        heappush(tops, (lowest, self._number, shown))
+    def _show(self, shown: Slice, lowest: float) -> None:
+        """Let a slice stand in its bucket by `lowest`."""
+        bucket = shown.bucket
+        self._tops[bucket].put(shown.shown, lowest)
         if lowest < self._head[bucket]:
             self._head[bucket] = lowest
-        if len(tops) > 2 * self._slices[bucket] + 64:
-            each = {id(top[2]): top for top in tops if top[2].bucket == bucket and top[0] == top[2].lowest}
-            tops[:] = each.values()
-            heapify(tops)
 
     def _top(self, bucket: int) -> Slice | None:
-        """The slice of `bucket` with the lowest entry, its `lowest` made true; None if there is none."""
+        """The slice of `bucket` with the lowest entry, its place made true; None if there is none."""
         tops = self._tops[bucket]
-        while tops:
-            lowest, _, top = tops[0]
-            if top.bucket != bucket or top.lowest != lowest:
-                heappop(tops)
-                continue
-            top.lowest = top.head()[0]
-            if top.lowest == lowest:
-                return top
-            self._number += 1
-            heapreplace(tops, (top.lowest, self._number, top))
-        return None
+        while True:
+            place = tops.first()
+            if place is None:
+                return None
+            lowest = min(place.item.densities)
+            if lowest == place.key:
+                return place.item
+            tops.put(place, lowest)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -335,7 +309,8 @@ class AgingHeaps:
                 stands = self._rows[row] is entry and self._density[row] == entry.density and entry_id in self._recent
                 stands = stands and self._bucket[row] // BINS == entry.reuse_class and self._due[row] >= self._next_s
             else:
-                stands = held is not None and any(e is entry and d == entry.density for d, _, e in held.items)
+                stands = held is not None and held.entries[entry.at] is entry
+                stands = stands and held is not None and held.densities[entry.at] == entry.density
                 if held is not None:
                     slices[id(held)] = held
             if not stands:
@@ -343,13 +318,11 @@ class AgingHeaps:
         rows, live = len(self._recent), sum(held.live for held in slices.values())
         if rows + live != len(self._entries) or rows + len(self._free) != ROWS:
             raise InvariantError(f"rows {rows} and entries in slices {live} are all there is: {len(self._entries)}")
-        ageing = {id(item[2]) for item in self._ageing}
         for held in slices.values():
-            bucket, lowest = held.bucket, min(item[0] for item in held.present())
-            shown = any(d == held.lowest and s is held for d, _, s in self._tops[bucket])
-            if not (shown and lowest >= held.lowest >= self._head[bucket]):
+            bucket, shown = held.bucket, held.shown
+            if not (self._tops[bucket].stands(shown) and min(held.densities) >= shown.key >= self._head[bucket]):
                 raise InvariantError(f"the head of a bucket is stale: {divmod(bucket, BINS)}")
-            if bucket % BINS < BINS - 1 and id(held) not in ageing:
+            if self._ageing.stands(held.due) != (bucket % BINS < BINS - 1):
                 raise InvariantError(f"a slice does not age: {divmod(bucket, BINS)}")
-        if sum(self._slices) != len(slices):
-            raise InvariantError(f"live slices, counted {len(slices)}: {sum(self._slices)}")
+        if sum(map(len, self._tops)) != len(slices):
+            raise InvariantError(f"slices in buckets, live are {len(slices)}: {sum(map(len, self._tops))}")

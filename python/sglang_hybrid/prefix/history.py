@@ -51,7 +51,7 @@ class History:
         self._max_marks = max_marks
         self._min_branch_tokens = min_branch_tokens
         self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
-        self._due: list[deque[tuple[float, Mark, int]]] = [deque() for _ in range((BINS - 1) // STRIDE)]
+        self._due = [_Queue() for _ in range((BINS - 1) // STRIDE)]
         self._uses = 0
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
@@ -143,19 +143,23 @@ class History:
         self._uses += 1
         mark.version = self._uses
         mark.reuse_class = reuse_class(mark)
-        self._due[0].append((now, mark, mark.version))
+        self._due[0].add(mark, mark.version)
 
     def _age(self, now: float) -> None:
         """Count the marks that outlived another `STRIDE` age bins unused."""
         for step, queue in enumerate(self._due):
             end = (step + 1) * STRIDE
             limit = now - EDGES_LIST[end]
-            while queue and queue[0][0] <= limit:
-                last_s, mark, version = queue.popleft()
+            while queue.marks:
+                mark, version = queue.marks[0], queue.versions[0]
                 if mark.version == version:
+                    if mark.last_s > limit:
+                        break
                     self.table.record_passed(mark.reuse_class, end - STRIDE, end)
                     if step + 1 < len(self._due):
-                        self._due[step + 1].append((last_s, mark, version))
+                        self._due[step + 1].add(mark, version)
+                queue.marks.popleft()
+                queue.versions.popleft()
 
     def _record_use(self, mark: Mark, now: float) -> None:
         at_bin = age_bin(now - mark.last_s)
@@ -186,6 +190,21 @@ class History:
         expect(self.tree.kv_tokens <= self._max_tokens, "history tokens", self.tree.kv_tokens, self._max_tokens)
         expect(self.tree.states <= self._max_marks, "history marks", self.tree.states, self._max_marks)
         self.table.check()
+
+
+class _Queue:
+    """Marks in order of last use, with the version they had: a stale one was used again. Two deques, for pairs of them
+    would be as many objects as all marks for the garbage collector to walk over."""
+
+    __slots__ = ("marks", "versions")
+
+    def __init__(self) -> None:
+        self.marks: deque[Mark] = deque()
+        self.versions: deque[int] = deque()
+
+    def add(self, mark: Mark, version: int) -> None:
+        self.marks.append(mark)
+        self.versions.append(version)
 
 
 def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:

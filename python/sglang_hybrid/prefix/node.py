@@ -1,6 +1,6 @@
 """One edge of the hybrid radix tree and the node at its end."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,9 @@ from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens
 
 S = TypeVar("S")
 Slots = npt.NDArray[np.int64]
+
+
+_CHILDLESS: dict[int, Any] = {}
 
 
 class Node(Generic[S]):
@@ -28,7 +31,7 @@ class Node(Generic[S]):
         self.first = first
         self.end = end
         self.parent = parent
-        self.children: dict[int, Node[S]] = {}
+        self.children: dict[int, Node[S]] = _CHILDLESS  # most nodes are leaves; see `adopt`
         self.state: S | None = None
         self.slots: Slots | None = None
         self.pins = 0
@@ -48,6 +51,16 @@ class Node(Generic[S]):
     @property
     def is_leaf(self) -> bool:
         return not self.children
+
+    def adopt(self, child: "Node[S]") -> None:
+        """Enter `child` under its first token."""
+        if self.children is _CHILDLESS:
+            self.children = {}
+        self.children[child.first] = child
+
+    def disown(self) -> None:
+        """Have no children any more."""
+        self.children = _CHILDLESS
 
     def base(self) -> "Node[S]":
         """The nearest proper ancestor with a checkpoint, or the root (which stands for the empty prefix)."""

@@ -152,7 +152,7 @@ class ReuseTable:
         return smoothed(shrunk(events, passed, expected, self._shrinkage, prior.level, GROUP_LEVEL_WEIGHT))
 
     def check(self) -> None:
-        """Raise InvariantError for negative counts, sums that are not theirs, or index values not positive and finite."""
+        """Raise InvariantError for negative counts, wrong sums, or index values that are not positive and finite."""
         if min(self.events) < 0 or min(self.passed) < 0:
             raise InvariantError(f"reuse counts cannot be negative: {min(*self.events, *self.passed)}")
         members = {self._group[first][0]: self._group[first] for first in self._sums}
@@ -182,7 +182,12 @@ def decayed(counts: list[float]) -> list[float]:
 
 
 def shrunk(
-    events: list[float], passed: list[float], expected: Sequence[float], weight: float, level: float, level_weight: float
+    events: list[float],
+    passed: list[float],
+    expected: Sequence[float],
+    weight: float,
+    level: float,
+    level_weight: float,
 ) -> list[float]:
     """The hazard counted, shrunk towards `expected` times its level, BINS values each.
 

@@ -108,7 +108,7 @@ class RadixTree(Generic[S]):
         leaf: Node[S] = Node(self._next_id, tokens[start:].tobytes(), tokens.item(start), tokens.size, node, now)
         self._next_id += 1
         leaf.slots = None if slots is None else slots[start:].copy()
-        node.children[leaf.first] = leaf
+        node.adopt(leaf)
         self.nodes += 1
         self.kv_tokens += leaf.end - start
         self.changed[node.id] = node
@@ -134,7 +134,7 @@ class RadixTree(Generic[S]):
         node.first = node.tokens.item(cut)
         node.raw = node.raw[cut * TOKEN_BYTES :]
         node.parent = upper
-        upper.children[node.first] = node
+        upper.adopt(node)
         self.changed[node.id] = node
         self.changed[upper.id] = upper
         return upper
@@ -255,7 +255,7 @@ class RadixTree(Generic[S]):
 
     def _forget(self, node: Node[S]) -> None:
         node.parent = None
-        node.children = {}
+        node.disown()
         self.nodes -= 1
         self.changed[node.id] = node
 

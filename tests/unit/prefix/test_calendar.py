@@ -22,8 +22,7 @@ def test_repricing_again_and_again_does_not_grow_a_slice() -> None:
     for step in range(5000):
         heaps.put(step % 5, 0, 0.0, 2000.0 + step, 0.0)
     heaps.check()
-    assert sum(len(tops) for tops in heaps._tops) < 100
-    assert max(len(top[2].items) for tops in heaps._tops for top in tops) <= 128
+    assert sum(map(len, heaps._tops)) == len(heaps._ageing) == 1
     assert [heaps.pop(0.0) for _ in range(ROWS)] == list(range(ROWS + 4, 4, -1))
     assert [heaps.pop(0.0) for _ in range(6)] == [0, 1, 2, 3, 4, None]
 
@@ -36,8 +35,7 @@ def test_entries_that_leave_before_they_age_leave_no_slices_behind() -> None:
         heaps.put(10_000 + step, step % 2, now, 1.0 + step % 7, now)
         heaps.discard(10_000 + step - ROWS - 40)
     heaps.check()
-    assert len(heaps._ageing) < 5 * len(heaps) + 256
-    assert sum(len(tops) for tops in heaps._tops) < 5 * len(heaps)
+    assert sum(map(len, heaps._tops)) <= len(heaps) - ROWS
 
 
 def test_a_jump_in_time_moves_the_table_at_once_and_slices_in_bounded_steps() -> None:
@@ -49,10 +47,10 @@ def test_a_jump_in_time_moves_the_table_at_once_and_slices_in_bounded_steps() ->
     late = EDGES_LIST[BINS - 1] + 100.0
     assert heaps.pop(late) == 4 * ROWS - 1
     assert heaps.pop(late) == 4 * ROWS - 2
-    assert sum(item[2].live > 0 for item in heaps._ageing) > 0
+    assert heaps._ageing.first().key < late
     for _ in range(100):
         heaps.advance(late)
-    assert heaps._ageing == []
+    assert len(heaps._ageing) == 0
     heaps.check()
 
 
