@@ -61,7 +61,7 @@ def _replay(arguments: list[str]) -> int:
     differ = 0
     for log in arguments:
         found = replay(Path(log))
-        end = "" if found.complete else " (the log was full)"
+        end = "" if found.complete else " (the log ends early)"
         print(  # noqa: T201
             f"{log}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
             f"{len(found.differences)} decided differently{end}"

@@ -14,7 +14,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
-from sglang_hybrid.prefix.request_log import RequestLog
+from sglang_hybrid.prefix.request_log import check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -104,7 +104,7 @@ def check_files(config: HybridConfig) -> None:
     """Raise ConfigError for a request log that cannot be written or hot prefixes that cannot be read."""
     read_prefixes(config.seed_prefixes)
     if config.request_log:
-        RequestLog(Path(config.request_log).expanduser(), 1).close()
+        check_writable(Path(config.request_log).expanduser())
 
 
 def check_sizes(namespace: Any, spec: ModelSpec | None, slots_per_request: int) -> None:

@@ -5,10 +5,12 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 | line | meaning |
 | --- | --- |
 | `["arrive", request, s, namespace, restart, known, boundaries, tokens, positions, seen]` | a prefill began |
-| `["computed", request]`, `["finish", request, s, tokens behind the input, kept]` | it is cached; it ended |
+| `["computed", request]` | it is cached |
+| `["finish", request, s, length, tokens behind the input, kept]` | it ended, in mid-prefill if shorter than its input |
 | `["put", pool, candidate...]`, `["discard", pool, id]` | what can be evicted |
 | `["victim", pool, s, id, alpha]` | what was |
 | `["seed", s, namespace, tokens]` | a hot prefix was announced |
+| `["full"]` | the log has reached its size |
 
 Tokens are written as chained hashes unless plain ones are asked for: a value depends on all tokens before it and on a
 secret of this log, so equal prefixes stay equal, which is all that decisions depend on, and nothing can be read back.
@@ -16,9 +18,10 @@ secret of this log, so equal prefixes stay equal, which is all that decisions de
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +36,8 @@ from sglang_hybrid.prefix.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+_BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -53,6 +57,31 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
+def check_writable(path: Path) -> None:
+    """Raise ConfigError unless a log at `path` can be written now; a file that is there keeps its content."""
+    try:
+        with _opened(path, "a") as file:
+            end = file.tell()
+            try:
+                file.write(" " * _BLOCK)
+                file.flush()
+            finally:
+                if path.is_file():
+                    os.truncate(path, end)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    """`path`, made with its folders if it is new, for nobody but its owner."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write the request log ({error.strerror}); choose another file: {path}")
+
+
 class RequestLog:
     """An append-only file of at most `max_bytes`. A disk that fills up ends the log, not the server."""
 
@@ -60,12 +89,9 @@ class RequestLog:
         if max_bytes <= 0:
             raise ConfigError(f"the request log needs a size of more than zero bytes: {max_bytes}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] | None = path.open("w", encoding="utf-8")
+            self._file: IO[str] | None = _opened(path, "w")
         except OSError as error:
-            raise ConfigError(
-                f"cannot write the request log ({error.strerror}); choose another file: {path}"
-            ) from error
+            raise _unwritable(path, error) from error
         self._left = max_bytes
         self._plain = plain_tokens
         self._secret = secrets.randbits(63)
@@ -91,13 +117,14 @@ class RequestLog:
                 self._file.flush()
         except OSError as error:
             logger.error("the request log cannot be written (%s) and ends here", error.strerror)
-            self._file = None
+            with suppress(OSError):  # what is buffered cannot be written either
+                self.close()
 
     def close(self) -> None:
         """Write what is buffered; later lines are dropped."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class RecordedDecisions(Decisions):
@@ -106,7 +133,6 @@ class RecordedDecisions(Decisions):
     def __init__(self, log: RequestLog, model: ModelSpec, admission: str, eviction: str, marconi_alpha: float) -> None:
         super().__init__(model, admission, eviction, marconi_alpha)
         self._log = log
-        self._inputs: dict[str, int] = {}
         costs = {key: value for key, value in asdict(model).items() if key in _COSTS}
         log.write(VERSION, {"admission": admission, "eviction": eviction, "marconi_alpha": marconi_alpha, **costs})
 
@@ -121,7 +147,6 @@ class RecordedDecisions(Decisions):
         boundaries: tuple[int, ...] = (),
     ) -> Arrival:
         arrival = super().arrive(request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries)
-        self._inputs[request_id] = len(tokens)
         name, values = self._namespaces[namespace], self._log.tokens(tokens)
         head = ("arrive", request_id, now, name, restart_tokens, known_tokens, boundaries)
         self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
@@ -133,8 +158,8 @@ class RecordedDecisions(Decisions):
 
     def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
         super().finish(request_id, arrival, tokens, now, kept_tokens)
-        tail = self._log.tokens(tokens)[self._inputs.pop(request_id, 0) :]
-        self._log.write("finish", request_id, now, tail, kept_tokens)
+        tail = self._log.tokens(tokens)[arrival.key.size - 1 :]
+        self._log.write("finish", request_id, now, len(tokens), tail, kept_tokens)
 
     def put(self, pool: Pool, candidate: Candidate) -> None:
         super().put(pool, candidate)
@@ -156,6 +181,7 @@ class RecordedDecisions(Decisions):
 
 
 _COSTS = ("name", "kv_bytes_per_token", "checkpoint_bytes", "flops_per_token", "flops_per_token_pair")
+_SETTINGS = {*_COSTS, "admission", "eviction", "marconi_alpha"}
 
 
 @dataclass
@@ -179,11 +205,11 @@ def replay(path: Path) -> Replayed:
 
 
 def _replay(path: Path, lines: Iterator[list[Any]]) -> Replayed:
-    first = next(lines, None)
-    wanted = {*_COSTS, "admission", "eviction", "marconi_alpha"}
-    if first is None or len(first) != 2 or first[0] != VERSION or set(first[1]) != wanted:
-        raise ConfigError(f"not a request log of version {VERSION}: {path}")
-    settings = dict(first[1])
+    match next(lines, None):
+        case [version, dict() as settings] if version == VERSION and set(settings) == _SETTINGS:
+            pass
+        case _:
+            raise ConfigError(f"not a request log of version {VERSION}: {path}")
     choices = {key: settings.pop(key) for key in ("admission", "eviction", "marconi_alpha")}
     if choices["marconi_alpha"] == TUNED:
         choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
@@ -193,8 +219,11 @@ def _replay(path: Path, lines: Iterator[list[Any]]) -> Replayed:
         kind, *values = line
         if kind == "full":
             found.complete = False
-        else:
+            continue
+        try:
             _REPLAYS[kind](decisions, arrivals, found, f"line {number}", *values)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"the request log is damaged: {path}, line {number}: {str(line)[:80]}") from error
     return found
 
 
@@ -202,6 +231,9 @@ def _lines(path: Path) -> Generator[list[Any], None, None]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):
+                if number > 1 and not text.endswith("\n"):
+                    yield ["full"]  # the disk was, or the server ended within a line
+                    return
                 line = json.loads(text)
                 if not isinstance(line, list) or not line or (number > 1 and line[0] not in {*_REPLAYS, "full"}):
                     raise ConfigError(f"not a line of a request log, {path}, line {number}: {text[:80]!r}")
@@ -234,11 +266,10 @@ def _computed(decisions: Decisions, _: Any, __: Replayed, ___: str, request: str
 
 def _finish(
     decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str,
-    request: str, now: float, tail: list[int], kept: int,
+    request: str, now: float, length: int, tail: list[int], kept: int,
 ) -> None:  # fmt: skip
-    if request in arrivals:
-        arrival, values = arrivals.pop(request)
-        decisions.finish(request, arrival, np.concatenate((values, np.array(tail, np.int32))), now, kept)
+    arrival, values = arrivals.pop(request)
+    decisions.finish(request, arrival, np.concatenate((values, np.array(tail, np.int32)))[:length], now, kept)
 
 
 def _put(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, *candidate: Any) -> None:

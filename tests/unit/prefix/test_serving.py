@@ -1,6 +1,7 @@
 """The decisions of a serving cache, its log, and the replay of it."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, replay
+from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
 from sglang_hybrid.prefix.seeds import read_prefixes
 from sglang_hybrid.prefix.serving import Decisions, Pool
 from sglang_hybrid.prefix.tokens import Tokens
@@ -87,6 +89,27 @@ def test_a_replay_takes_the_same_decisions(eviction: str, tmp_path: Path) -> Non
     assert found.differences == []
 
 
+def test_a_replay_follows_requests_that_were_aborted_in_mid_prefill(tmp_path: Path) -> None:
+    """They end with less than their input, and the history learns that much: their end is a restart position."""
+    path, rng = tmp_path / "requests.jsonl", random.Random(8)
+    log = RequestLog(path, 10_000_000)
+    decisions = RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0)
+    prompt = words(rng, 400)
+    aborted = decisions.arrive("a", prompt, 0.0, 0, 0)
+    decisions.finish("a", aborted, prompt[:256], 1.0, 256)
+    assert [at for at in aborted.marks if aborted.marks[at] is aborted.tip] == [256]
+    for number in range(3):  # those who come later part from it too soon behind that for a branch of its own
+        later = np.concatenate((prompt[:270], words(rng, 50)))
+        arrival = decisions.arrive(str(number), later, 2.0 + number, 0, 0)
+        decisions.put(Pool.STATES, candidate(number, 256, arrival.marks[256]))
+        decisions.victim(Pool.STATES, 3.0 + number)
+        decisions.finish(str(number), arrival, later, 4.0 + number, 320)
+    log.close()
+    found = replay(path)
+    assert found.differences == []
+    assert found.evictions == 3
+
+
 def test_a_replay_notices_another_decision(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     log = RequestLog(path, 10_000_000)
@@ -110,17 +133,20 @@ def drive(decisions: Decisions, requests: int) -> int:
         for at in arrival.positions:
             mark = decisions.mark(arrival, at, now)
             key = number * 10 + len(arrival.positions)
-            decisions.put(
-                rng.choice(list(Pool)),
-                Candidate(key + at, at, 0, 0, at, 1, 0, mark.last_s, mark.touch, mark.hits, False, mark.reuse_class),
-            )
+            decisions.put(rng.choice(list(Pool)), candidate(key + at, at, mark))
         if number % 3 == 2:
             victim = decisions.victim(rng.choice(list(Pool)), now)
             evicted += victim is not None
         decisions.discard(Pool.KV, rng.randrange(number * 10 + 400))
-        decisions.finish(str(number), arrival, np.concatenate((prompt, words(rng, 20))), now + 0.1, len(prompt))
+        whole = np.concatenate((prompt, words(rng, 20)))
+        end = rng.randrange(1, len(whole)) if number % 5 == 4 else len(whole)  # some are aborted, in mid-prefill too
+        decisions.finish(str(number), arrival, whole[:end], now + 0.1, min(end, len(prompt)))
         decisions.check()
     return evicted
+
+
+def candidate(id_: int, at: int, mark: Mark) -> Candidate:
+    return Candidate(id_, at, 0, 0, at, 1, 0, mark.last_s, mark.touch, mark.hits, False, mark.reuse_class)
 
 
 def test_hashed_tokens_keep_prefixes_and_nothing_else() -> None:
@@ -144,12 +170,52 @@ def test_a_full_log_says_so_and_the_server_goes_on(tmp_path: Path) -> None:
     assert not replay(path).complete
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[2,{}]\n", "nonsense\n", '[1,{}]\n["nothing"]\n'])
+@pytest.mark.parametrize("text", ["", "{}\n", "[1,{}]\n", "[2,{}]\n", "[2,3]\n", "nonsense"])
 def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match="request log"):
         replay(path)
+
+
+@pytest.mark.parametrize(
+    "line", ['["nothing"]', '["computed"]', '["victim","none",1,2,null]', '["finish","x",1,2,[],2]']
+)
+def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(path, 10_000)
+    RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0)
+    log.close()
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        replay(path)
+
+
+def test_a_full_disk_is_told_at_the_start_and_later_ends_the_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="No space left"):
+        check_writable(Path("/dev/full"))
+    path = tmp_path / "folder" / "requests.jsonl"
+    check_writable(path)
+    assert path.read_text() == ""
+    log = RequestLog(path, 10_000_000)
+    decisions = RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0)
+    drive(decisions, requests=20)
+    whole = path.read_bytes()
+    full = open("/dev/full", "w")  # noqa: SIM115
+    os.dup2(full.fileno(), log._file.fileno())  # type: ignore[union-attr]
+    full.close()
+    evicted = drive(decisions, requests=20)
+    assert evicted > 0
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "No space left on device" in caplog.text
+    check_writable(path)
+    assert path.read_bytes() == whole, "a check leaves what is there"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(whole[:-5])  # what a disk keeps of the last line
+    found = replay(path)
+    assert (found.complete, found.differences) == (False, [])
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
