@@ -73,7 +73,7 @@ def test_the_victim_is_the_lowest_score_of_all(eviction: str) -> None:
             nodes = [core._node_arena[i] for i in victims._known[pool]]
             if len(nodes) < 2:
                 continue
-            batch = Candidates.of(victims._candidate(node) for node in nodes)
+            batch = Candidates.of(victims.price(core, pool, node) for node in nodes)
             scores = decisions.policy(pool).scores(batch, tree.clock.now())
             chosen = victims.next(core, pool, tree.clock.now(), set())
             assert chosen is not None

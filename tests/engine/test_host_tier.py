@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from test_cache_tree import sequences
 from test_hybrid_cache import ask, cached, misses
 from test_prefix_cache import prompts, words
 
-from sglang_hybrid.engine.cache.tiers import HOST
 from sglang_hybrid.prefix.candidates import Candidates
 from sglang_hybrid.prefix.request_log import replay
 from sglang_hybrid.prefix.serving import Pool
@@ -65,8 +63,8 @@ def test_the_victim_is_the_lowest_score_of_its_tier(eviction: str) -> None:
             nodes = [core._node_arena[i] for i in victims._known[pool]]
             if len(nodes) < 2:
                 continue
-            price = partial(victims._hosted, core) if pool in HOST.values() else victims._candidate
-            scores = decisions.policy(pool).scores(Candidates.of(map(price, nodes)), tree.clock.now())
+            batch = Candidates.of(victims.price(core, pool, node) for node in nodes)
+            scores = decisions.policy(pool).scores(batch, tree.clock.now())
             chosen = victims.next(core, pool, tree.clock.now(), set())
             victims.touch(chosen)  # it stays
             mine = scores[[node.id for node in nodes].index(chosen.id)]

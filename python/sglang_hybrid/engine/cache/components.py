@@ -29,12 +29,14 @@ class _Ordered:
         self.driver = driver
         self._touch = (lambda node: None) if driver is None else driver.victims.touch  # its price may be another one
         self._ours = False  # whether the walk under way follows our order
+        self._chosen: Any = None  # a victim that `next_leaf` found and that is no leaf
         super().__init__(cache, params)
 
     def _begin(self, core: Any, request_cnt: int) -> bool:
         """A walk of SGLang begins; whether it follows our order."""
         self._ours = self._scored(core)
         self._wanted = request_cnt
+        self._chosen = None
         self._tried: set[int] = set()
         return self._ours
 
@@ -45,7 +47,28 @@ class _Ordered:
 
     def _victim(self, core: Any) -> Any | None:
         assert self.driver is not None
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            return chosen
         return self.driver.victims.next(core, self._pool, self.driver.now(), self._tried)
+
+    def next_leaf(self, tracker: Any) -> Any | None:
+        """The next victim if it is a leaf and the order is ours, else None: then the walk goes on step by step."""
+        if not self._ours or tracker[self.component_type] >= self._wanted:
+            return None
+        node = self._victim(self.tree_core)
+        if node is None or node in self.tree_core.evictable_device_leaves:
+            return node
+        self._chosen = node
+        return None
+
+    def touched(self, node: Any) -> None:
+        """`node` was unlocked."""
+        self._touch(node)
+
+    def leaf_goes(self, node: Any) -> None:
+        """The leaf `node` leaves the tree."""
+        self._touch(node)
 
     def _evict_device_end(self) -> None:
         for node_id in self._tried:  # one that did not go is still a candidate
@@ -93,9 +116,12 @@ class HybridFull(_Ordered, FullComponent):
         self._touch(child)  # `new_parent` has a child and no state: nothing to evict
         return super().redistribute_on_node_split(new_parent, child)
 
-    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+    def leaf_goes(self, node: Any) -> None:
         self._touch(node)
         self._touch_parent(node)
+
+    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        self.leaf_goes(node)
         return super().evict_component(node, *args, **kwargs)
 
     def commit_insert_component_data(self, node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +146,10 @@ class HybridMamba(_Ordered, MambaComponent):
             driver.cache = cache
 
     def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
+        return self.noted(super().finalize_match_result_in_tree_core(result, params, *args, **kwargs), params)
+
+    def noted(self, result: Any, params: Any) -> Any:
+        """Remember what a match of a request found; returns the result as SGLang is to have it."""
         if self.driver is None or not params.cow_mamba or params.req is None:
             return result
         record = tracked(params.req)
@@ -158,6 +187,7 @@ class HybridMamba(_Ordered, MambaComponent):
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         record = tracked(req)
         insert_params.hybrid_record = record
+        insert_params.hybrid_held = req.last_node, state_of(req).cache_protected_len
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
             driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
@@ -281,19 +311,28 @@ class HybridMamba(_Ordered, MambaComponent):
                 self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
+    def leaf_goes(self, node: Any) -> None:
+        if node.component_data[self.component_type].value is not None:
+            self._lost(node)
+
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         data = node.component_data[self.component_type]
         held = data.value is not None
         result = super().evict_component(node, *args, **kwargs)
-        if self.driver is not None:
-            self._touch(node)
-            if held and data.value is None:
-                self.driver.victims.touch_below(node)
-                self.driver.counts["states_evicted"] += 1
-                mark = getattr(node, "hybrid_mark", None)
-                if mark is not None and data.host_value is None:
-                    self.driver.decisions.evicted(mark)
+        self._touch(node)
+        if held and data.value is None:
+            self._lost(node)
         return result
+
+    def _lost(self, node: Any) -> None:
+        """The state of `node` leaves the device."""
+        if self.driver is None:
+            return
+        self.driver.victims.touch_below(node)
+        self.driver.counts["states_evicted"] += 1
+        mark = getattr(node, "hybrid_mark", None)
+        if mark is not None and node.component_data[self.component_type].host_value is None:
+            self.driver.decisions.evicted(mark)
 
 
 TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA}

@@ -21,15 +21,7 @@ HOST = {Pool.STATES: Pool.HOST_STATES, Pool.KV: Pool.HOST_KV}
 class TieredVictims(Victims):
     """The evictable nodes of both tiers. A state in either of them is one that can be restarted from."""
 
-    def sync(self, core: Any) -> None:
-        """Price every node that changed since the last call, in each pool it can leave."""
-        changed = list(self._dirty.items())
-        super().sync(core)
-        for node_id, node in changed:
-            live = node.parent is not None and core._node_arena.get(node_id) is node
-            for pool in HOST.values():
-                goes = live and self.evictable(core, pool, node)
-                self._place(pool, node_id, self._hosted(core, node) if goes else None)
+    POOLS = tuple(Pool)
 
     def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
         """Whether `node` can leave `pool` now. In host memory, only what is not on the device as well does."""
@@ -64,9 +56,11 @@ class TieredVictims(Victims):
             )
         )
 
-    def _hosted(self, core: Any, node: Any) -> Candidate:
-        leaf = node in core.evictable_host_leaves
-        return self._candidate(node)._replace(freed_kv_tokens=len(node.key) if leaf else 0)
+    def price(self, core: Any, pool: Pool, node: Any) -> Candidate:
+        candidate = self._candidate(node)
+        if pool not in HOST.values():
+            return candidate
+        return candidate._replace(freed_kv_tokens=len(node.key) if node in core.evictable_host_leaves else 0)
 
     def missing(self, core: Any) -> list[int]:
         """Ids of evictable nodes that no index knows; [] unless a change went unnoticed."""

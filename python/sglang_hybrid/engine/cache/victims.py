@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.serving import Decisions, Pool
 
+_BACKLOG = 1024  # nodes that wait for another pool to be asked
+_FEW = 8  # of them are priced at once
 _REPRICED = 64  # descendants of a changed state that are priced again; the rest keeps an older price
 
 
@@ -18,11 +21,14 @@ class Victims:
     depth in tokens, which never changes. Without `watches` nothing is remembered: the order is SGLang's.
     """
 
+    POOLS: tuple[Pool, ...] = (Pool.STATES, Pool.KV)
+
     def __init__(self, decisions: Decisions, kv_type: Any, state_type: Any, watches: bool = True) -> None:
         self._watches = watches
         self._decisions = decisions
         self._kv, self._state = kv_type, state_type
         self._dirty: dict[int, Any] = {}
+        self._pending: dict[Pool, dict[int, Any]] = {pool: {} for pool in self.POOLS}
         self._known: dict[Pool, set[int]] = {pool: set() for pool in Pool}
         self._root: Any = None
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)
@@ -45,29 +51,37 @@ class Victims:
             if child.component_data[self._state].value is None:
                 stack.extend(child.children.values())
 
-    def sync(self, core: Any) -> None:
-        """Price every node that changed since the last call."""
+    def sync(self, core: Any, asked: Pool | None = None) -> None:
+        """Price every node that changed in the pool that is `asked` for a victim, or in all of them.
+
+        The others wait until they are asked, for a node changes several times in a request; past `_BACKLOG`, a few.
+        """
         if core.root_node is not self._root:  # the cache was flushed: none of the old nodes is left
             self._root = core.root_node
             for pool, known in self._known.items():
                 for node_id in known:
                     self._decisions.discard(pool, node_id)
                 known.clear()
-        nodes, leaves, kind = core._node_arena, core.evictable_device_leaves, self._state
-        states, kv = self._known[Pool.STATES], self._known[Pool.KV]
-        for node_id, node in self._dirty.items():
-            leaf = node in leaves
-            data = node.component_data[kind]
-            state = data.value is not None and not data.lock_ref
-            if (leaf or state) and node.parent is not None and nodes.get(node_id) is node:
-                candidate = self._candidate(node)
-            else:
-                leaf = state = False
-            if state or node_id in states:
-                self._place(Pool.STATES, node_id, candidate if state else None)
-            if leaf or node_id in kv:
-                self._place(Pool.KV, node_id, candidate if leaf else None)
+        for pool, pending in self._pending.items():
+            pending.update(self._dirty)
+            if pool is asked or asked is None:
+                for node_id, node in pending.items():
+                    self._renew(core, pool, node_id, node)
+                pending.clear()
+            elif len(pending) > _BACKLOG:
+                for node_id in list(islice(pending, _FEW)):
+                    self._renew(core, pool, node_id, pending.pop(node_id))
         self._dirty.clear()
+
+    def _renew(self, core: Any, pool: Pool, node_id: int, node: Any) -> None:
+        """Put `node` into the index of `pool` at its present price, or take it out."""
+        known = self._known[pool]
+        if node.parent is not None and core._node_arena.get(node_id) is node and self.evictable(core, pool, node):
+            known.add(node_id)
+            self._decisions.put(pool, self.price(core, pool, node))
+        elif node_id in known:
+            known.remove(node_id)
+            self._decisions.discard(pool, node_id)
 
     def holds_free_state(self, node: Any) -> bool:
         """Whether the state of `node` can go now."""
@@ -77,7 +91,7 @@ class Victims:
     def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
         """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
         while True:
-            self.sync(core)
+            self.sync(core, pool)
             node_id = self._decisions.victim(pool, now)
             if node_id is None:
                 return None
@@ -95,7 +109,7 @@ class Victims:
         """What would be evicted next from `pool`; it stays where it is."""
         node = self.next(core, pool, now, set())
         self.touch(node)
-        return None if node is None else self._candidate(node)
+        return None if node is None else self.price(core, pool, node)
 
     def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
         """Slots of KV tokens and of states, node by node, that nobody reads."""
@@ -104,14 +118,9 @@ class Victims:
         tokens, states = ([d.value for d in data if d.value is not None and not d.lock_ref] for data in held)
         return tokens, states
 
-    def _place(self, pool: Pool, node_id: int, candidate: Candidate | None) -> None:
-        known = self._known[pool]
-        if candidate is not None:
-            known.add(node_id)
-            self._decisions.put(pool, candidate)
-        elif node_id in known:
-            known.remove(node_id)
-            self._decisions.discard(pool, node_id)
+    def price(self, core: Any, pool: Pool, node: Any) -> Candidate:
+        """`node` as something that can leave `pool`."""
+        return self._candidate(node)
 
     def _candidate(self, node: Any) -> Candidate:
         state = self._state
@@ -125,7 +134,8 @@ class Victims:
         held = node.component_data[state].value is not None
         frees_kv = not node.children and node.component_data[self._kv].value is not None
         mark = getattr(node, "hybrid_mark", None) or self._nobody
-        return Candidate(
+        # `Candidate(...)` takes as long as the rest of this
+        return tuple.__new__(Candidate, (
             node.id,
             end if held else base,  # KV behind the last state saves nothing
             base,
@@ -136,9 +146,9 @@ class Victims:
             mark.last_s,
             mark.touch,
             mark.hits,
-            mark.kind == Kind.SUPERSEDED,
+            mark.kind is Kind.SUPERSEDED,
             mark.reuse_class,
-        )
+        ))  # fmt: skip
 
     def missing(self, core: Any) -> list[int]:
         """Ids of evictable nodes that no index knows, and of others that one does; [] if every change was noticed."""
