@@ -114,7 +114,7 @@ class Load:
 
 
 def measure(leaves: int, requests: int) -> list[dict[str, Any]]:
-    """Median and 99th percentile of every kind of cache on trees of `leaves`; in this process."""
+    """Median, mean and 99th percentile of every kind of cache on trees of `leaves`; in this process."""
     loads = {kind: Load(kind, leaves) for kind in KINDS}
     for _ in range(requests):
         for load in loads.values():
@@ -122,7 +122,11 @@ def measure(leaves: int, requests: int) -> list[dict[str, Any]]:
     rows = []
     for kind, load in loads.items():
         spans = {
-            name: {"p50_us": statistics.median(times), "p99_us": sorted(times)[int(0.99 * len(times))]}
+            name: {
+                "p50_us": statistics.median(times),
+                "mean_us": statistics.fmean(times),
+                "p99_us": sorted(times)[int(0.99 * len(times))],
+            }
             for name, times in load.times.items()
         }
         states, tokens = load.tree.held()
@@ -150,7 +154,10 @@ def main() -> None:
         rows += json.loads(done.stdout.splitlines()[-1])
         for row in rows[-len(KINDS) :]:
             print(
-                row["kind"], leaves, {k: round(v["p50_us"]) for k, v in row.items() if isinstance(v, dict)}, flush=True
+                row["kind"],
+                leaves,
+                {k: (round(v["p50_us"]), round(v["mean_us"])) for k, v in row.items() if isinstance(v, dict)},
+                flush=True,
             )
     head = provenance.head("sglang", "torch", "sglang-hybrid")
     print(
