@@ -142,8 +142,11 @@ class Decisions:
         positions: tuple[int, ...] = ()
         if restart_tokens < n_input - 1:
             # The state of the last input token is of no use to the same prompt: its logits need one token computed.
-            here = Sighting(seen, known, sighting.branch, sighting.tip)
-            prefill = Prefill(restart_tokens, known_tokens, n_input, n_input - 1, boundaries, here)
+            # as in `RadixTree._walk`: the named constructors run Python code first
+            here = tuple.__new__(Sighting, (seen, known, sighting.branch, sighting.tip))
+            prefill: Prefill = tuple.__new__(
+                Prefill, (restart_tokens, known_tokens, n_input, n_input - 1, boundaries, here)
+            )
             positions = tuple(self._admission.positions(prefill))
         if sighting.branch is not None:
             marks[seen] = sighting.branch
@@ -229,7 +232,11 @@ class Decisions:
         self._namespaces[namespace] = number
         if len(self._namespaces) > _NAMESPACES:
             self._namespaces.popitem(last=False)
-        return np.concatenate((np.array([number], np.int32), as_tokens(tokens)))
+        tokens = as_tokens(tokens)
+        key: Tokens = np.empty(tokens.size + 1, np.int32)
+        key[0] = number
+        key[1:] = tokens
+        return key
 
     def check(self) -> None:
         """Raise InvariantError where an index or the history contradicts itself."""
