@@ -117,6 +117,8 @@ def test_everything_can_be_freed() -> None:
 @pytest.mark.parametrize("core", ["rust", "python"])
 def test_lru_is_stock(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with recency, every match and every eviction is that of SGLang's own components, on either core."""
+    if core == "rust" and compat.engine_version() == "0.5.17":
+        pytest.skip("this version has one core")
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", core)
     stock = Tree(None, tokens=1024, states=8)
     assert type(stock.core).__name__ == ("RustUnifiedTreeCore" if core == "rust" else "UnifiedTreeCore")

@@ -35,7 +35,9 @@ class ShortWalks(LeafSets, UnifiedTreeCore):  # type: ignore[misc]
 
     @property
     def _plain(self) -> bool:
-        return not self.enable_hicache and not self.enable_session_radix_cache and len(self.components) == 2
+        """Whether there is nothing but KV and states on the device."""
+        tiers = self.enable_hicache or self.enable_storage or self.enable_external_cache_linker
+        return not tiers and not self.enable_session_radix_cache and len(self.components) == 2
 
     def begin_insert(self, params: Any) -> Any:
         self._held = getattr(params, "hybrid_held", None)
@@ -93,7 +95,7 @@ class ShortWalks(LeafSets, UnifiedTreeCore):  # type: ignore[misc]
         node = best = self.root_node
         while at < size:
             child = node.children.get(key.child_key_at(at, page))
-            if child is None:
+            if child is None or child.component_data[_KV].value is None:
                 break
             same = child.key.match_at(key, at, page_size=page)
             at += same
