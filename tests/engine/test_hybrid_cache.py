@@ -118,10 +118,11 @@ def test_exact_repeats_are_served(serve: Callable[..., Client], strategy: str, l
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tenants_share_nothing(serve: Callable[..., Client], strategy: str) -> None:
-    client, prompt = serve("gdn", *flags(strategy)), words(random.Random(14), 400)
+@pytest.mark.parametrize("key", ["extra_key", "cache_salt"])
+def test_tenants_share_nothing(serve: Callable[..., Client], strategy: str, key: str) -> None:
+    client, prompt = serve("gdn", *flags(strategy)), words(random.Random(key), 400)
     for tenant in ("a", "b", None):
-        own = {} if tenant is None else {"extra_key": tenant}
+        own = {} if tenant is None else {key: tenant}
         first, second = (ask(client, prompt, **own) for _ in range(2))
         assert cached(first) == 0
         assert misses(first) == {"never_seen": 400}, "not even the history may tell one tenant of another"

@@ -31,6 +31,15 @@ class HistoryMachine(RuleBasedStateMachine):
         assert [position for position, _ in sighting.marks] == sorted({position for position, _ in sighting.marks})
         self.past.append(tuple(tokens))
 
+    @rule(tokens=SEQUENCES, data=st.data())
+    def give_up(self, tokens: list[int], data: st.DataObject) -> None:
+        """A request that computed the first `keep` tokens of its prompt, and those that others had."""
+        sighting = self.history.observe(as_tokens(tokens), len(tokens), self.now)
+        keep = data.draw(st.integers(1, len(tokens)))
+        self.history.extend(as_tokens(tokens[:keep]), sighting.tip, self.now)
+        self.history.shorten(as_tokens(tokens), max(keep, sighting.seen_tokens))
+        self.past.append(tuple(tokens[: max(keep, sighting.seen_tokens)]))
+
     @rule(tokens=SEQUENCES)
     def seed(self, tokens: list[int]) -> None:
         self.history.seed(as_tokens(tokens), self.now)

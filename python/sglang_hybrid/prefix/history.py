@@ -25,13 +25,15 @@ class Sighting(NamedTuple):
     """What the history knew about a request: tokens seen before, and the marks on its way in order of position.
 
     `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below
-    that, `branch` the one created by this request (or None), `tip` the mark at its end.
+    that, `branch` the one created by this request (or None), `tip` the mark at its end. The latest request with all of
+    the seen tokens had `kept_tokens` of its sequence cached (-1: unknown; 0: they were only announced).
     """
 
     seen_tokens: int
     marks: tuple[tuple[int, Mark], ...]
     branch: Mark | None
     tip: Mark
+    kept_tokens: int = -1
 
 
 class History:
@@ -59,6 +61,7 @@ class History:
         self._age(now)
         found = self.tree.match(tokens[:n_input])
         nodes = path_nodes(found.node, max(0, n_input - 1))
+        kept = _kept(found.partial or found.node)
         marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
         kind = self._tip_kind(found.kv_tokens, marks)
         if marks:
@@ -72,7 +75,7 @@ class History:
             self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
         self._evict()
         self.table.refresh()
-        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip))
+        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip, kept))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
         """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.
@@ -94,6 +97,18 @@ class History:
         self._evict()
         return mark
 
+    def shorten(self, tokens: Tokens, keep: int) -> None:
+        """Nobody computed `tokens` beyond the first `keep`: forget what of the rest nobody used or shares."""
+        node = self.tree.match(tokens).node
+        while node.parent is not None and node.end > keep and node.is_leaf:
+            mark, above = node.state, node.parent
+            if mark is None or mark.hits or mark.announced:
+                break
+            mark.version = -1
+            self._forget(node)
+            node = above
+        self._evict()
+
     def restart(self, mark: Mark, now: float) -> None:
         """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
         if mark.last_s < now:
@@ -104,7 +119,9 @@ class History:
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: its first request is treated as a second sighting."""
         if tokens.size:
-            self._mark(self.tree.insert(tokens, now), Kind.DECLARED, now)
+            node = self.tree.insert(tokens, now)
+            announced = node.state is None
+            self._mark(node, Kind.DECLARED, now).announced = announced
             self._evict()
 
     def _tip_kind(self, seen: int, marks: tuple[tuple[int, Mark], ...]) -> Kind:
@@ -205,6 +222,19 @@ class _Queue:
     def add(self, mark: Mark, version: int) -> None:
         self.marks.append(mark)
         self.versions.append(version)
+
+
+def _kept(node: Node[Mark]) -> int:
+    """How much of the latest sequence through `node` was kept, by the mark there or the next below: `kept_tokens`."""
+    kept = -1
+    at: Node[Mark] | None = node
+    while at is not None and kept < node.end:
+        if at.state is not None:
+            kept = max(kept, 0 if at.state.announced else at.end - at.state.unkept)
+            if at is not node:
+                break
+        at = next(reversed(at.children.values()), None)
+    return kept
 
 
 def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:

@@ -24,12 +24,13 @@ class Mark:
     `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `reuse_class`
     indexes the reuse table. `version` belongs to the history: it changes with every use there. `lost` and `refused` say
     why a checkpoint is not there: given up for another, or never taken for want of memory; `unkept` counts the tokens
-    before the position whose KV was not kept, because no state stands behind them.
+    before the position whose KV was not kept, because no state stands behind them; `announced` is a position that
+    nobody has computed so far.
     """
 
     __slots__ = (
-        "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "touch", "unkept",
-        "version",
+        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "touch",
+        "unkept", "version",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
@@ -45,6 +46,7 @@ class Mark:
         self.lost = False
         self.refused = False
         self.unkept = 0
+        self.announced = False
 
     def use(self, now: float) -> None:
         """Count one use at `now` seconds: hits, mean gap, last use."""

@@ -46,7 +46,10 @@ class Pool(Enum):
 
 @dataclass
 class Arrival:
-    """A request as the history saw it when its prefill began; positions in tokens of the request."""
+    """A request as the history saw it when its prefill began; positions in tokens of the request.
+
+    Other requests computed `seen_tokens` of it; the latest of them had `kept_tokens` cached (-1: unknown).
+    """
 
     positions: tuple[int, ...]
     seen_tokens: int
@@ -129,9 +132,13 @@ class Decisions:
         known = tuple([(at - 1, mark) for at, mark in sighting.marks])
         seen = max(0, sighting.seen_tokens - 1)
         marks = dict(known)
-        lost = refused = kept = 0
+        lost = refused = 0
+        computed = seen
+        if sighting.kept_tokens == 0:
+            computed = max((at for at, mark in known if not mark.announced), default=0)
+        sighting.tip.announced = False
         for at, mark in known:  # the deepest of each kind
-            kept = at - mark.unkept if at else 0
+            mark.announced = False
             if restart_tokens < at < n_input:
                 lost = at if mark.lost else lost
                 refused = at if mark.refused else refused
@@ -151,7 +158,8 @@ class Decisions:
         if sighting.branch is not None:
             marks[seen] = sighting.branch
         marks[n_input] = sighting.tip
-        arrival = Arrival(positions, seen, max(0, in_flight), lost, refused, kept, sighting.tip, key, marks)
+        kept = max(-1, sighting.kept_tokens - 1)
+        arrival = Arrival(positions, computed, max(0, in_flight), lost, refused, kept, sighting.tip, key, marks)
         self._prefilling[request_id] = key
         if len(self._prefilling) > _PREFILLING:
             self._prefilling.popitem(last=False)
@@ -162,12 +170,17 @@ class Decisions:
         self._prefilling.pop(request_id, None)
 
     def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
-        """The request ended with the sequence `tokens`, input and output; KV of the first `kept_tokens` is cached."""
+        """The request ended with the sequence `tokens`, input and output; KV of the first `kept_tokens` is cached.
+
+        One that was given up in mid-prefill ends with less than its input: nobody has computed the rest of that.
+        """
         self.computed(request_id)
         size, n_input = len(tokens), arrival.key.size - 1
         whole = size > n_input
         key = np.concatenate((arrival.key, as_tokens(tokens[n_input:]))) if whole else arrival.key[: size + 1]
-        mark = self.history.extend(key, arrival.tip, now)
+        mark = self.history.extend(key, arrival.tip, now) if size else arrival.tip
+        if size < n_input:
+            self.history.shorten(arrival.key, max(size, arrival.seen_tokens) + 1)
         mark.unkept = max(0, size - kept_tokens)
         arrival.tip = arrival.marks[size] = mark
 

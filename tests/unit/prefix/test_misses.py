@@ -8,7 +8,7 @@ from sglang_hybrid.prefix.misses import REASONS, Seen, attribute
 counts = st.integers(0, 400)
 
 
-@given(counts, counts, counts, counts, counts, counts, counts, counts, st.sampled_from([1, 16, 64]), st.booleans())
+@given(counts, counts, counts, counts, counts, counts, counts, counts, st.sampled_from([1, 16, 64]), counts)
 def test_reasons_add_up(
     prompt: int,
     hit: int,
@@ -19,10 +19,10 @@ def test_reasons_add_up(
     refused: int,
     kept: int,
     grid: int,
-    off: bool,
+    limit: int,
 ) -> None:
     hit = min(hit, prompt)
-    found = attribute(Seen(prompt, hit, known, seen, in_flight, lost, refused, kept, grid, step=grid, disabled=off))
+    found = attribute(Seen(prompt, hit, known, seen, in_flight, lost, refused, kept, grid, step=grid, limit=limit))
     assert sum(found.values()) == prompt - hit
     assert set(found) <= set(REASONS)
     assert all(count > 0 for count in found.values())
@@ -61,5 +61,7 @@ def test_what_was_never_kept_lies_below_the_granularity() -> None:
     assert found == {"never_seen": 31, "below_granularity": 83}
 
 
-def test_a_request_without_cache_is_disabled() -> None:
-    assert attribute(Seen(50, 0, seen=40, disabled=True)) == {"disabled": 50}
+def test_what_a_request_may_not_take_from_the_cache_is_disabled() -> None:
+    assert attribute(Seen(50, 0, seen=40, limit=0)) == {"never_seen": 10, "disabled": 40}
+    found = attribute(Seen(700, 256, known=300, seen=700, grid=64, step=64, limit=300))
+    assert found == {"below_granularity": 44, "disabled": 400}

@@ -66,6 +66,53 @@ def test_declared_boundaries_and_seeds_are_checkpointed_at_once() -> None:
         decisions.arrive("c", prompt, 2.0, 0, 0, boundaries=(201,))
 
 
+@pytest.mark.parametrize("more", [0, 50])
+def test_a_seed_counts_as_seen_once_somebody_computed_it(more: int) -> None:
+    rng, decisions = random.Random(14), Decisions(SPEC)
+    outer = words(rng, 300)
+    decisions.seed(outer[:150], 0.0)
+    decisions.seed(outer, 0.0)
+    prompt = np.concatenate((outer, words(rng, more)))
+    parts = np.concatenate((outer[:100], words(rng, 20)))
+    assert decisions.arrive("a", parts, 0.5, 0, 0).seen_tokens == 0
+    first = decisions.arrive("b", prompt, 1.0, 0, 0)
+    assert first.seen_tokens == 100
+    assert 150 in first.positions
+    assert decisions.arrive("c", prompt, 2.0, 0, 0).seen_tokens == 300 + more
+
+
+def test_what_an_aborted_request_did_not_compute_is_forgotten() -> None:
+    rng, decisions = random.Random(15), Decisions(SPEC)
+    prompt, other = words(rng, 400), words(rng, 60)
+    aborted = decisions.arrive("a", prompt, 0.0, 0, 0, boundaries=(20, 350))
+    decisions.finish("a", aborted, prompt[:128], 1.0, 128)
+    decisions.check()
+    assert decisions.arrive("b", np.concatenate((prompt[:300], other)), 2.0, 0, 128).seen_tokens == 128
+    again = decisions.arrive("c", prompt, 3.0, 0, 128)
+    assert again.seen_tokens == 300, "another one computed that"
+    decisions.finish("c", again, prompt[:0], 4.0, 0)
+    assert decisions.arrive("d", prompt, 5.0, 0, 128).seen_tokens == 300
+    decisions.finish("x", decisions.arrive("x", other, 6.0, 0, 0), other[:0], 6.0, 0)
+    assert decisions.arrive("y", other, 7.0, 0, 0).seen_tokens == 0
+    decisions.check()
+
+
+def test_how_much_was_kept_is_asked_of_whoever_went_on() -> None:
+    rng, decisions = random.Random(16), Decisions(SPEC)
+    whole, other = words(rng, 1000), words(rng, 50)
+
+    def kept(shared: int) -> int:
+        probe = np.concatenate((whole[:shared], words(rng, 50)))
+        return decisions.arrive(f"probe {shared}", probe, 9.0, 0, 0).kept_tokens
+
+    assert decisions.arrive("0", other, 0.0, 0, 0).kept_tokens == -1
+    first = decisions.arrive("1", whole[:400], 0.0, 0, 0)
+    decisions.finish("1", first, whole[:512], 1.0, 448)
+    assert [kept(at) for at in (500, 512)] == [448, 448]
+    decisions.finish("2", decisions.arrive("2", whole[:700], 2.0, 448, 448), whole, 3.0, 960)
+    assert [kept(at) for at in (510, 512, 900, 1000)] == [960, 960, 960, 960]
+
+
 def test_a_lost_state_is_told_to_the_request_that_wanted_it() -> None:
     rng, decisions = random.Random(5), Decisions(SPEC)
     prompt, more = words(rng, 200), words(rng, 40)

@@ -195,6 +195,7 @@ class HybridMamba(_Ordered, MambaComponent):
             return length
         insert_params.hybrid_taken = taken = driver.take(record, token_ids_len)
         chunked = token_ids_len < len(req.origin_input_ids)
+        insert_params.hybrid_whole = not chunked
         if not chunked:
             driver.decisions.computed(req.rid)
         takes_end = not driver.admits or self._takes_end(chunked, bool(taken))
@@ -257,10 +258,12 @@ class HybridMamba(_Ordered, MambaComponent):
         taken = list(getattr(insert_params, "hybrid_taken", ())) if insert_params is not None else []
         if is_finished:
             taken += self.driver.take(record, 1 << 62)
-            self.driver.decisions.computed(req.rid)
+            self.driver.ended(req, record)
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
+        if record.arrival is not None and getattr(insert_params, "hybrid_whole", False):
+            record.arrival.tip.unkept = len(req.origin_input_ids) - inserted  # the rest is the request's own
         for checkpoint in taken:
             if 0 < checkpoint.position < inserted:
                 self._insert(record, checkpoint, insert_params)

@@ -91,6 +91,7 @@ class Driver:
             self.tier.back_up()
         for req, start, length in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             record = tracked(req)
+            record.start = start
             self._arrive(req, record, start)
             self.release(record)
             if requests.streams(req):  # its session keeps what it computes; only the end of a first turn is inserted
@@ -123,6 +124,7 @@ class Driver:
             arrival.kept_tokens,
             self.grid,
             max(self.grid, self.step),
+            requests.limit(req),
         )
         record.misses = attribute(seen)
         counts = self.counts
@@ -265,6 +267,12 @@ class Driver:
         sequence = np.concatenate((record.prompt, requests.ids(req.output_ids)))[:tokens]
         self.decisions.finish(req.rid, record.arrival, sequence, self.now(req), kept)
         record.finished, record.prompt = True, None
+
+    def ended(self, req: Any, record: Tracked) -> None:
+        """`req` gives its memory back. If it was aborted, what its last pass computed is not cached."""
+        self.decisions.computed(req.rid)
+        if req.finished():
+            self.finish(req, record, record.start, record.start)
 
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""

@@ -29,11 +29,12 @@ class Tracked:
     """Our view of one request: `known_tokens` of KV at its last match and the id of the node it ended in, what was
     decided, and why tokens missed.
 
-    `prompt` holds its ids ([n] int32) while it runs.
+    `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began.
     """
 
     known_tokens: int = 0
     matched: int = -1
+    start: int = 0
     prompt: np.ndarray | None = None
     arrival: Arrival | None = None
     planned: list[Checkpoint] = field(default_factory=list)
@@ -61,6 +62,12 @@ def ids(values: Sequence[int]) -> np.ndarray:
     low = whole.astype(np.int32)  # drops the high half; then two bits more
     low &= 0x3FFFFFFF
     return low
+
+
+def limit(req: Any) -> int:
+    """Where SGLang lets `req` restart at most: logprobs of its prompt that it asks for have to be computed."""
+    start = int(req.logprob_start_len) if req.return_logprob else -1
+    return start if start >= 0 else len(req.origin_input_ids)
 
 
 def streams(req: Any) -> bool:
