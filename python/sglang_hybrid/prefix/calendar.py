@@ -17,6 +17,7 @@ what was, through cold memory, and that took longer than any decision.
 
 from bisect import bisect_right
 from collections import OrderedDict
+from math import nextafter
 
 import numpy as np
 
@@ -82,11 +83,11 @@ class AgingHeaps:
         self._recent: OrderedDict[int, _Entry] = OrderedDict()  # those in the table, as they came
         self._buckets: IntArray = np.zeros(ROWS, dtype=np.int64)
         self._densities: FloatArray = np.full(ROWS, np.inf)
-        self._due_s: FloatArray = np.full(ROWS, np.inf)  # when the age bin of a row changes
-        self._next_s = _NONE  # at most the least of them
+        self._due: Heap[int] = Heap()  # rows by when their age bin changes
+        self._due_places = [Place(row) for row in range(ROWS)]
         self._row_scores: FloatArray = np.empty(ROWS)
         self._bucket = self._buckets.data.cast("B").cast("q")
-        self._density, self._due = flat(self._densities), flat(self._due_s)
+        self._density = flat(self._densities)
         # the slices
         self._heads: FloatArray = np.full(rates.size, np.inf)
         self._scores: FloatArray = np.empty(rates.size)
@@ -113,12 +114,9 @@ class AgingHeaps:
             entry = _Entry(entry_id, reuse_class, last_s, density, row)
             self._entries[entry_id] = self._recent[entry_id] = self._rows[row] = entry
         at_bin = age_bin(now - last_s) if now > last_s else 0
-        due_s = last_s + EDGES_LIST[at_bin + 1]
         self._bucket[row] = reuse_class * BINS + at_bin
         self._density[row] = density
-        self._due[row] = due_s
-        if due_s < self._next_s:
-            self._next_s = due_s
+        self._due.put(self._due_places[row], last_s + EDGES_LIST[at_bin + 1])
 
     def discard(self, entry_id: int) -> None:
         """Forget an entry; unknown ids are ignored."""
@@ -130,7 +128,8 @@ class AgingHeaps:
             self._leave(entry)
             return
         del self._recent[entry_id]
-        self._density[row] = self._due[row] = _NONE
+        self._density[row] = _NONE
+        self._due.remove(self._due_places[row])
         self._rows[row] = None
         self._free.append(row)
 
@@ -174,16 +173,17 @@ class AgingHeaps:
 
     def advance(self, now: float) -> None:
         """Move what left its age bin: all rows of the table, at most `_MOVES` slices, oldest first."""
-        if now >= self._next_s:
-            rows, bucket, due = self._rows, self._bucket, self._due
-            for row in (self._due_s <= now).nonzero()[0].tolist():
-                entry = rows[row]
-                if entry is not None:
-                    last_s = entry.last_s
-                    at_bin = bisect_right(EDGES_LIST, now - last_s) - 1
-                    bucket[row] = entry.reuse_class * BINS + at_bin
-                    due[row] = last_s + EDGES_LIST[at_bin + 1]
-            self._next_s = self._due_s.item(self._due_s.argmin())
+        due, rows = self._due, self._rows
+        first = due.first()
+        while first is not None and first.key <= now:
+            entry = rows[first.item]
+            if entry is None:
+                raise InvariantError(f"a row without an entry changes its age bin: {first.item}")
+            at_bin = bisect_right(EDGES_LIST, now - entry.last_s) - 1
+            self._bucket[first.item] = entry.reuse_class * BINS + at_bin
+            due_s = entry.last_s + EDGES_LIST[at_bin + 1]
+            due.put(first, due_s if due_s > now else nextafter(now, _NONE))  # the sum may round to `now`
+            first = due.first()
         self._age_slices(now)
 
     def _age_slices(self, now: float) -> None:
@@ -307,7 +307,7 @@ class AgingHeaps:
             row, held = entry.row, entry.slice
             if row >= 0:
                 stands = self._rows[row] is entry and self._density[row] == entry.density and entry_id in self._recent
-                stands = stands and self._bucket[row] // BINS == entry.reuse_class and self._due[row] >= self._next_s
+                stands = stands and self._bucket[row] // BINS == entry.reuse_class
             else:
                 stands = held is not None and held.entries[entry.at] is entry
                 stands = stands and held is not None and held.densities[entry.at] == entry.density
@@ -318,6 +318,10 @@ class AgingHeaps:
         rows, live = len(self._recent), sum(held.live for held in slices.values())
         if rows + live != len(self._entries) or rows + len(self._free) != ROWS:
             raise InvariantError(f"rows {rows} and entries in slices {live} are all there is: {len(self._entries)}")
+        if [row for row, place in enumerate(self._due_places) if self._due.stands(place)] != [
+            row for row, entry in enumerate(self._rows) if entry is not None
+        ]:
+            raise InvariantError(f"every row in use waits for its next age bin: {len(self._due)}")
         for held in slices.values():
             bucket, shown = held.bucket, held.shown
             if not (self._tops[bucket].stands(shown) and min(held.densities) >= shown.key >= self._head[bucket]):
