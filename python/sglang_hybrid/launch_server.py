@@ -11,6 +11,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import announce_parent, die_with_announced_parent
 from sglang_hybrid.plugin import activate_platform
 
+_GRPC = ("grpc_mode", "smg_grpc_mode")
+
 if __name__ == "__mp_main__":
     # A spawned child imports this module before anything of SGLang. SGLang binds its children to its own life too, but
     # seconds later, after its imports; and 0.5.17 needs the CPU platform this early.
@@ -65,7 +67,7 @@ def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str
     from sglang_hybrid.engine import arguments, preflight
 
     preflight.check_port(namespace.host, namespace.port)
-    preflight.check_files(config)
+    preflight.check_files(config, namespace)
     model = preflight.inspect_model(namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, arguments.slots_per_request(namespace))
@@ -81,7 +83,15 @@ def _hand_over(arguments: list[str]) -> int:
 
     announce_parent()
     try:
-        run_server(prepare_server_args(arguments))
+        prepared = prepare_server_args(arguments)
+        if hasattr(prepared, "resolve_once") and not any(getattr(prepared, key, False) for key in _GRPC):
+            prepared.resolve_once()  # 0.5.17 has done so; for gRPC, SGLang changes the arguments before it does
+    except ConfigError:
+        raise
+    except (AssertionError, ValueError, NotImplementedError) as error:  # arguments that do not go together
+        raise ConfigError(f"SGLang refuses these arguments: {error or repr(error)}") from error
+    try:
+        run_server(prepared)
     except KeyboardInterrupt:
         return 130
     finally:

@@ -105,6 +105,21 @@ def test_a_boundary_outside_the_prompt_is_refused_for_that_request_alone(serve: 
             ask(client, prompt, sampling={"custom_params": {"cache_boundaries": bad}})
         assert refused.value.code == 400
         assert "cache_boundaries" in refused.value.read().decode()
+    sampling = [{"max_new_tokens": 2}, {"max_new_tokens": 2, "custom_params": {"cache_boundaries": [51]}}]
+    chat = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "why"}],
+        "custom_params": {"cache_boundaries": [999]},
+    }
+    for path, body in (
+        ("/generate", {"input_ids": [prompt, prompt], "sampling_params": sampling}),
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", {**chat, "stream": True}),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            client.post(path, body)
+        assert refused.value.code == 400
+        assert "cache_boundaries" in refused.value.read().decode()
     assert len(ask(client, prompt)["output_ids"]) == 8
 
 

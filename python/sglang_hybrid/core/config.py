@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,8 @@ class HybridConfig:
             choices = option.metadata["choices"]
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{option.name} must be a finite number: {value}")
         if self.marconi_alpha != -1.0 and not self.marconi_alpha >= 0.0:
             raise ConfigError(f"marconi_alpha must be 0 or more, or -1 to be tuned online: {self.marconi_alpha}")
         if not self.request_log_mb > 0:

@@ -100,10 +100,16 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def check_files(config: HybridConfig) -> None:
+def check_files(config: HybridConfig, namespace: Any) -> None:
     """Raise ConfigError for a request log that cannot be written or hot prefixes that cannot be read."""
     read_prefixes(config.seed_prefixes)
     if config.request_log:
+        schedulers = int(namespace.dp_size or 1) * int(namespace.pp_size or 1)
+        if schedulers > 1:
+            raise ConfigError(
+                "a request log holds the decisions of one scheduler; leave out --hybrid-request-log or --dp-size and "
+                f"--pp-size, which make: {schedulers}"
+            )
         check_writable(Path(config.request_log).expanduser())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,9 @@ def test_missing_model_argument(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"cpu_memory": 1}', "did you mean 'cpu_memory_gb': 'cpu_memory'"),
         ('{"cpu_memory_gb": "much"}', "must be of type float: 'much'"),
         ('{"cpu_memory_gb": -1}', "must be positive, for example 1.0: -1.0"),
+        ('{"eviction": "fifo"}', "must be one of forecast, marconi, lru: 'fifo'"),
+        ('{"marconi_alpha": .inf}', "marconi_alpha must be a finite number: inf"),
+        ('{"request_log_mb": .nan}', "request_log_mb must be a finite number: nan"),
         ('{"cpu_threads": -2}', "must be 0 (automatic) or more: -2"),
         ('{"backend": "magic"}', "must be one of hybrid, stock: 'magic'"),
     ],
@@ -133,6 +138,35 @@ def test_another_cache_needs_the_stock_backend(
     capsys: pytest.CaptureFixture[str], folder: Path, given: tuple[str, ...]
 ) -> None:
     assert "add --hybrid-backend stock" in refused(capsys, "--model-path", str(folder), *given)
+
+
+def test_what_sglang_refuses_is_one_line_too(folder: Path) -> None:
+    """In a process of its own: by then SGLang has begun to set up this one."""
+    command = [sys.executable, "-m", "sglang_hybrid.launch_server", "--model-path", str(folder)]
+    command += ["--port", str(free_port()), "--page-size", "64", "--mamba-radix-cache-strategy", "no_buffer"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "error: SGLang refuses these arguments: no_buffer only supports page_size=1."
+
+
+def test_a_request_log_must_be_writable_and_of_one_scheduler(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    given = ("--model-path", str(folder), "--hybrid-request-log")
+    assert refused(capsys, *given, "/dev/full").endswith("(No space left on device); choose another file: /dev/full")
+    assert refused(capsys, *given, str(tmp_path)).endswith(f"choose another file: {tmp_path}")
+    log = tmp_path / "requests.jsonl"
+    log.write_text("an earlier one")
+    assert refused(capsys, *given, str(log), "--dp-size", "2").endswith("which make: 2")
+    assert refused(capsys, *given, str(log), "--max-total-tokens", "10").endswith("128 are needed: 10")
+    assert log.read_text() == "an earlier one", "a server that does not start overwrites nothing"
+
+
+def test_hot_prefixes_must_be_readable(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    hot = tmp_path / "hot.jsonl"
+    hot.write_text('{"input_ids": [1, 2]}\n{"ids": [3]}\n')
+    assert "line 2" in refused(capsys, "--model-path", str(folder), "--hybrid-seed-prefixes", str(hot))
 
 
 def test_a_model_without_recurrent_layers_gets_a_note(tmp_path: Path) -> None:
