@@ -223,13 +223,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 4.5))
-    for policy in dict.fromkeys(row["policy"] for row in rows):
+    for number, policy in enumerate(dict.fromkeys(row["policy"] for row in rows)):
         mine = [row for row in rows if row["policy"] == policy]
         for name, style in (("p50", "-"), ("p99", "--")):
             axis.plot(
                 [row["leaves"] for row in mine],
                 [row["cpu_us"]["decide"][name] for row in mine],
                 style,
+                color=f"C{number}",
                 marker="o",
                 label=f"{policy} {name}",
             )
