@@ -38,7 +38,7 @@ def prefill(client: Client, rng: random.Random, length: int) -> dict[str, float]
     return {"ttft_s": answer["ttft_s"], "tokens_per_s": length / answer["ttft_s"]}
 
 
-def decode(client: Client, rng: random.Random, tokens: int = 96) -> dict[str, float]:
+def decode(client: Client, rng: random.Random, tokens: int = 192) -> dict[str, float]:
     answer = client.ask(words(rng, 64), tokens)
     return {"tokens_per_s": (tokens - 1) / (answer["total_s"] - answer["ttft_s"])}
 
@@ -129,7 +129,7 @@ def main() -> None:
             result[f"prefill_{length}"] = interleaved(
                 clients, options.repeats, length, lambda c, r, length=length: prefill(c, r, length)
             )
-        result["decode_1"] = interleaved(clients, options.repeats, 1, decode)
+        result["decode_1"] = interleaved(clients, 3 * options.repeats, 1, decode)  # scatters most
         result["turns"] = interleaved(clients, max(options.repeats // 3, 3), 2, conversation)
     settings = {"model": options.model, "repeats": options.repeats, "seed": "by repeat", "servers": list(SERVERS)}
     head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
