@@ -155,8 +155,8 @@ class ReuseTable:
         """Raise InvariantError for negative counts, wrong sums, or index values that are not positive and finite."""
         if min(self.events) < 0 or min(self.passed) < 0:
             raise InvariantError(f"reuse counts cannot be negative: {min(*self.events, *self.passed)}")
-        members = {self._group[first][0]: self._group[first] for first in self._sums}
-        for sums, classes in [(self._all, range(self.classes)), *((self._sums[g], members[g]) for g in members)]:
+        groups = [(sums, self._group[first]) for first, sums in self._sums.items()]
+        for sums, classes in [(self._all, list(range(self.classes))), *groups]:
             for counts, sum_of in ((self.events, sums.events), (self.passed, sums.passed)):
                 for at in range(BINS):
                     counted = sum(counts[number * BINS + at] for number in classes)

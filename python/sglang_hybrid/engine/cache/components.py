@@ -66,10 +66,6 @@ class _Ordered:
         """`node` was unlocked."""
         self._touch(node)
 
-    def leaf_goes(self, node: Any) -> None:
-        """The leaf `node` leaves the tree."""
-        self._touch(node)
-
     def _evict_device_end(self) -> None:
         for node_id in self._tried:  # one that did not go is still a candidate
             self._touch(self.tree_core._node_arena.get(node_id))
@@ -117,6 +113,7 @@ class HybridFull(_Ordered, FullComponent):
         return super().redistribute_on_node_split(new_parent, child)
 
     def leaf_goes(self, node: Any) -> None:
+        """The leaf `node` leaves the tree."""
         self._touch(node)
         self._touch_parent(node)
 
@@ -315,6 +312,7 @@ class HybridMamba(_Ordered, MambaComponent):
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
     def leaf_goes(self, node: Any) -> None:
+        """The leaf `node` leaves the tree, and its state with it."""
         if node.component_data[self.component_type].value is not None:
             self._lost(node)
 
