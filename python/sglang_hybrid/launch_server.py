@@ -82,6 +82,7 @@ def _hand_over(arguments: list[str]) -> int:
     from sglang.srt.utils import kill_process_tree
 
     announce_parent()
+    _refuse_a_port_taken_meanwhile()
     try:
         prepared = prepare_server_args(arguments)
         if hasattr(prepared, "resolve_once") and not any(getattr(prepared, key, False) for key in _GRPC):
@@ -97,6 +98,25 @@ def _hand_over(arguments: list[str]) -> int:
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
+
+
+def _refuse_a_port_taken_meanwhile() -> None:
+    """Check the port once more right before uvicorn binds it: the model took a while to load.
+
+    When uvicorn itself fails to bind, SGLang's server waits minutes for its own warm-up requests before it ends.
+    """
+    import uvicorn
+
+    from sglang_hybrid.engine import preflight
+
+    startup = uvicorn.Server.startup
+
+    async def checked(server: uvicorn.Server, sockets: list[Any] | None = None) -> None:
+        if sockets is None:  # several tokenizer workers inherit a socket that is bound already
+            preflight.check_port(server.config.host, server.config.port)
+        await startup(server, sockets)
+
+    uvicorn.Server.startup = checked  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,18 @@ def test_a_start_that_fails_says_so(models: Callable[[str], Path], tmp_path: Pat
         pytest.raises(ServerDied, match=r"(?s)ended with status 2:.*no room for one request"),
     ):
         server.wait_ready()
+
+
+def test_a_port_taken_while_the_model_loads(models: Callable[[str], Path], tmp_path: Path) -> None:
+    with Server(models("gdn"), log=tmp_path / "server.log") as server, socket.socket() as thief:
+        deadline = time.monotonic() + 120
+        while len(family := children(server)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        thief.bind(("127.0.0.1", server.port))
+        thief.listen()
+        assert server.process.wait(60) == 2
+        assert survivors(family) == []
+        assert f"pass another --port: {server.port}" in server.log_tail(1)
 
 
 def test_the_quickstart(tmp_path: Path) -> None:
