@@ -1,8 +1,9 @@
 """Seconds that pass for a cache: the caller's clock, made monotonic, with a pace of its own where it stands still.
 
-Recency and hazards need time to pass. A clock that jumped back, or a trace whose requests all carry one time stamp,
+Recency and hazards need time to pass. A trace whose requests all carry one time stamp, or a clock that was set back,
 would freeze it: after `PATIENCE` requests without progress each further request takes the mean gap of the requests so
-far, or `UNPACED_S` where no time has ever passed, and the clock counts on from there.
+far, or `UNPACED_S` where no time has ever passed. A clock that was set back counts on from there. One that ticks, with
+many requests at every tick, is waited for: for twice as many as it has held before without progress.
 """
 
 import math
@@ -14,21 +15,25 @@ UNPACED_S = 1.0
 
 
 class Elapsed:
-    """A monotonic clock over the caller's; `now` is the latest time it gave.
-
-    `is_counter` holds as long as all requests were the same time apart (or at one time): such a clock orders requests
-    and tells nothing about waiting.
-    """
+    """A monotonic clock over the caller's; `now` is the latest time it gave."""
 
     def __init__(self) -> None:
         self.now = -math.inf
         self._last_request = -math.inf
+        self._latest = -math.inf  # what the caller's clock showed last, before anybody set it back
         self._offset_s = 0.0
-        self._still = 0
-        self._step_s: float | None = None  # the only progress ever made between two requests; None before the second
-        self.is_counter = True
+        self._still = 0  # requests without progress
+        self._patience = PATIENCE
+        self._ties = False
+        self._step_s: float | None = None  # the first progress ever made between two requests
+        self._even = True  # all progress was the same
         self._paced_s = 0.0  # time that passed, over
         self._paced_requests = 0  # this many requests
+
+    @property
+    def is_counter(self) -> bool:
+        """All requests were the same time apart, or at one time: that orders them and tells nothing of waiting."""
+        return self._step_s is None or (self._even and not self._ties)
 
     def look(self, now: float) -> float:
         """The present time, no request having come; raises ConfigError for a time that is not finite."""
@@ -47,14 +52,19 @@ class Elapsed:
                 step_s = self.now - self._last_request
                 self._paced_s += step_s
                 self._step_s = step_s if self._step_s is None else self._step_s
-                self.is_counter = self.is_counter and abs(step_s - self._step_s) <= 1e-6 * self._step_s
+                self._even = self._even and abs(step_s - self._step_s) <= 1e-6 * self._step_s
+            self._patience = max(self._patience, 2 * self._still)
             self._still = 0
         else:
+            self._ties = True
             self._still += 1
-        if self._still < PATIENCE:
+        set_back = now < self._latest
+        if self._still < (PATIENCE if set_back else self._patience):
             self._paced_requests += 1
         else:
             self.now += self._paced_s / self._paced_requests or UNPACED_S
-            self._offset_s = self.now - now
+            if set_back:
+                self._offset_s, self._latest = self.now - now, now
+        self._latest = max(self._latest, now)
         self._last_request = self.now
         return self.now

@@ -53,3 +53,22 @@ def test_looking_moves_the_clock_but_is_no_request() -> None:
 def test_a_time_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(ConfigError, match="finite"):
         Elapsed().request(bad)
+
+
+def test_a_clock_that_ticks_is_waited_for() -> None:
+    elapsed = Elapsed()
+    for tick in range(30):
+        requests = tick + 1  # ever more at every tick, as sessions come
+        assert [elapsed.request(float(tick)) for _ in range(requests)] == [float(tick)] * requests
+    assert not elapsed.is_counter
+
+
+def test_a_burst_beyond_all_before_does_not_set_the_clock_ahead_for_good() -> None:
+    elapsed = Elapsed()
+    for tick in range(10):
+        for _ in range(4):
+            elapsed.request(float(tick))
+    burst = [elapsed.request(10.0) for _ in range(40)]
+    assert burst[0] == 10.0
+    assert burst[-1] > 11.0
+    assert elapsed.request(30.0) == 30.0
