@@ -16,11 +16,11 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.candidates import FloatArray
 
 FIRST_EDGE_S = 0.5
-EDGE_RATIO = 1.6
-BINS = 24
+EDGE_RATIO = 1.35
+BINS = 36
 EDGES_S: FloatArray = np.concatenate(([0.0], FIRST_EDGE_S * EDGE_RATIO ** np.arange(BINS - 1), [np.inf]))
 WIDTHS_S: FloatArray = np.diff(np.append(EDGES_S[:-1], EDGES_S[-2] * EDGE_RATIO))
-FIRST_GUESS = 0.09  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
+FIRST_GUESS = 0.06  # hazard per bin before anything was seen: constant per logarithmic bin, so the index falls as 1/age
 LEVEL_WEIGHT = 2.0  # expected events the prior level of a class is worth
 GROUP_LEVEL_WEIGHT = 10.0  # the same within a group
 WEIGHT = 20.0  # observations per bin that the expectation of a group, or one that names its bins, is worth
@@ -61,8 +61,8 @@ class ReuseTable:
     of a group, otherwise `WEIGHT`. After `half_life` observed reuses old counts weigh half, so a phase change is
     learned anew. `refresh` recomputes one class, in about ten microseconds.
 
-    Counts are plain lists by class * BINS + bin, with their sums over groups and over all classes beside them: for two
-    dozen bins a loop that is compiled takes a fifth of what arrays take (and one that is not, no longer).
+    Counts are plain lists by class * BINS + bin, with their sums over groups and over all classes beside them: for a
+    few dozen bins a loop that is compiled takes a fifth of what arrays take (and one that is not, no longer).
     """
 
     def __init__(self, priors: Sequence[Prior], shrinkage: float = 80.0, half_life: float = 4000.0) -> None:
