@@ -13,6 +13,7 @@ def hybrid(attention: int, ssm: int, mlp: int = 28, d: int = 4096, n: int = 128)
         flops_per_token=attention * 8.0 * d * d + mlp * 16.0 * d * d + ssm * (12.0 * d * d + 16.0 * d * n + 10.0 * d),
         flops_per_token_pair=attention * 4.0 * d,
         conv_bytes=conv,
+        context_tokens=32_768,
     )
 
 

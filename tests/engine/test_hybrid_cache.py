@@ -34,6 +34,7 @@ def starved(strategy: str, log: Path) -> tuple[str, ...]:
     return (
         *("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", "512"),
         *("--max-mamba-cache-size", "20", "--max-running-requests", "4", "--max-total-tokens", "3000"),
+        *("--context-length", "2900"),
         *("--hybrid-request-log", str(log / f"{strategy}.jsonl"), "--enable-metrics"),
     )
 
@@ -214,6 +215,7 @@ def test_starved_pools_change_no_token_and_kill_nothing(
     assert again.checkpoints > 50
     assert again.differences == []
     written = [json.loads(line) for line in log.read_text().splitlines()[:40]]
+    assert written[0][1]["context_tokens"] == 2900, "what the server takes, not what the model could"
     plain = {token for prompt in batch for token in prompt}
     hashed = {token for line in written if line[0] == "arrive" for token in line[7]}
     assert len(hashed - plain) > 0.99 * len(hashed), "tokens are hashed unless plain ones are asked for"

@@ -15,12 +15,14 @@ RECURRENT_LABELS = frozenset({"mamba", "mamba2", "linear_attention"})
 class Architecture:
     """The layers of a model, the dtype of its recurrent state, and the grid on which a prefill can save one.
 
-    `chunk_tokens` is SGLang's `mamba_cache_chunk_size` at page size 1 (`extra_buffer` strategy).
+    `chunk_tokens` is SGLang's `mamba_cache_chunk_size` at page size 1 (`extra_buffer` strategy), `context_tokens` the
+    longest sequence, 0 where the configuration names none.
     """
 
     layers: tuple[Layer, ...]
     state_dtype: str = "float32"
     chunk_tokens: int = 1
+    context_tokens: int = 0
 
 
 def attention(reader: ConfigReader, output_gate: bool = False) -> Attention:

@@ -5,6 +5,7 @@ compared with SGLang's own in tests/conformance/test_spec_against_sglang.py, the
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sglang_hybrid.core.architecture import (
@@ -260,7 +261,8 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             f"{model_type!r}"
         )
     reader = ConfigReader(config, shown)
-    return family(reader.nested("text_config") if reader.value("text_config") is not None else reader)
+    text = reader.nested("text_config") if reader.value("text_config") is not None else reader
+    return replace(family(text), context_tokens=text.count("max_position_embeddings", default=0))
 
 
 FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = {

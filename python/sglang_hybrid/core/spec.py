@@ -40,7 +40,7 @@ class ModelSpec:
     `prefill_flops(end, start) = flops_per_token*(end - start) + flops_per_token_pair*(end**2 - start**2)`.
     `checkpoint_bytes` is one saved recurrent state of all layers, convolution windows (`conv_bytes`) included, 0 for a
     pure attention model. `chunk_tokens` is the grid on which a prefill can save a state. `layers` is empty when only
-    the sums are known.
+    the sums are known. `context_tokens` is the longest sequence it takes, 0 where that is unknown.
     """
 
     name: str
@@ -55,6 +55,7 @@ class ModelSpec:
     conv_dtype: str = "bfloat16"
     tp: int = 1
     layers: tuple[Layer, ...] = ()
+    context_tokens: int = 0
 
     def __post_init__(self) -> None:
         costs = (self.kv_bytes_per_token, self.checkpoint_bytes, self.flops_per_token, self.flops_per_token_pair)
@@ -62,6 +63,8 @@ class ModelSpec:
             raise ConfigError(f"costs must not be negative, and windows are part of a checkpoint: {self}")
         if self.chunk_tokens < 1 or self.tp < 1:
             raise ConfigError(f"chunk_tokens and tp must be at least 1: {self.chunk_tokens}, {self.tp}")
+        if self.context_tokens < 0:
+            raise ConfigError(f"a context holds tokens, 0 stands for unknown: {self.context_tokens}")
 
     @property
     def temporal_bytes(self) -> int:
@@ -194,6 +197,7 @@ def from_config(
         state_dtype=state_dtype or architecture.state_dtype,
         conv_dtype=conv_dtype or "bfloat16",
         layers=architecture.layers,
+        context_tokens=architecture.context_tokens,
     )
     return unpriced.per_rank(tp)
 
@@ -217,8 +221,9 @@ def engine_dtypes(environ: Mapping[str, str]) -> dict[str, str]:
 
 def describe(spec: ModelSpec) -> list[tuple[str, str]]:
     """Label and value of every line of a human-readable block about `spec`."""
+    context = f"{spec.context_tokens:,} tokens" if spec.context_tokens else "not known"
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(spec.layer_counts.items())) or "not known"
-    rows = [("model", spec.name), ("layers", counts)]
+    rows = [("model", spec.name), ("layers", counts), ("context", context)]
     if spec.tp > 1:
         rows.append(("costs are for", f"one of {spec.tp} tensor-parallel ranks"))
     rows.append(("KV per token", f"{spec.kv_bytes_per_token:,} bytes ({spec.kv_dtype})"))
@@ -256,6 +261,7 @@ def _marconi_7b() -> ModelSpec:
         kv_dtype="float16",
         state_dtype="float16",
         conv_dtype="float16",
+        context_tokens=32_768,  # where the traces of the paper end
     )
 
 

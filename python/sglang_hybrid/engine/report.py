@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -78,9 +78,10 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
 def model_spec(ctx: Any) -> ModelSpec | None:
     """The cost model of the served model, None where its architecture is not known."""
     try:
-        return from_config(ctx.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
+        spec = from_config(ctx.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
     except ConfigError:
         return None
+    return replace(spec, context_tokens=int(ctx.model_config.context_len))
 
 
 def _name(ctx: Any) -> str:

@@ -1,7 +1,8 @@
 """Reuse classes: which restart positions are counted together, and what is expected of them before they are counted.
 
-An end that was never used is classed by its kind, and one that continues earlier ends also by how many. A position that
-was used before is classed by the mean gap between its uses, and by whether that mean is of one gap or of more.
+An end that was never used is classed by its kind, and one that continues earlier ends also by how many; where the
+context of the model is nearly full, by how much of it is left. A position that was used before is classed by the mean
+gap between its uses, and by whether that mean is of one gap or of more.
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.reuse import EDGES_S, WIDTHS_S, Prior
 
 DEPTHS = 4  # ends appended to 1, 2-3, 4-7, 8 and more earlier ones
+ROOMS = 3  # at most 1/16, 1/32, 1/64 of the context is left: what does not fit any more does not come
 GAPS = 11  # mean gaps below 0.5 s, 1 s, 2 s, ... 256 s, and longer ones
 FIRST_GAP_S = 0.5
 ONCE_GAPS, ONCE_GIVEN_UP = 1.0, 0.5  # after one gap: what it is worth, and the chance of no further use
@@ -21,7 +23,8 @@ _APPENDED = len(Kind)
 _SUPERSEDED_OFTEN = _APPENDED + DEPTHS
 _ONCE = _SUPERSEDED_OFTEN + 1
 _OFTEN = _ONCE + GAPS
-CLASSES = _OFTEN + GAPS
+_FULL = _OFTEN + GAPS
+CLASSES = _FULL + ROOMS
 
 
 def reuse_class(mark: Mark) -> int:
@@ -31,9 +34,19 @@ def reuse_class(mark: Mark) -> int:
         return int(kind) if hits < 2 else _SUPERSEDED_OFTEN
     if hits:
         return (_ONCE if hits == 1 else _OFTEN) + gap_level(mark.gap_s)
+    if mark.room and kind < Kind.BRANCH:
+        return _FULL + mark.room - 1
     if mark.depth:
         return _APPENDED + min(mark.depth.bit_length(), DEPTHS) - 1
     return int(kind)
+
+
+def room(end_tokens: int, context_tokens: int) -> int:
+    """Which share of the context is left behind `end_tokens`, in 1..ROOMS; 0: more, or nobody knows (0 tokens)."""
+    if not context_tokens:
+        return 0
+    part = context_tokens // max(context_tokens - end_tokens, 1)
+    return min(max(part.bit_length() - 4, 0), ROOMS)
 
 
 def gap_level(gap_s: float) -> int:
@@ -60,7 +73,8 @@ def _priors() -> tuple[Prior, ...]:
     means = [FIRST_GAP_S * 2.0 ** (level - 0.5) for level in range(GAPS)]
     once = [Prior(hazard=tuple(returning(gap, ONCE_GAPS, ONCE_GIVEN_UP))) for gap in means]
     often = [Prior(hazard=tuple(returning(gap, OFTEN_GAPS, OFTEN_GIVEN_UP))) for gap in means]
-    return (*kinds, *appended, Prior(SUPERSEDED_LEVEL), *once, *often)
+    full = [Prior(group="full")] * ROOMS
+    return (*kinds, *appended, Prior(SUPERSEDED_LEVEL), *once, *often, *full)
 
 
 PRIORS = _priors()

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.classes import reuse_class
+from sglang_hybrid.prefix.classes import reuse_class, room
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, ReuseTable, age_bin
@@ -40,10 +40,16 @@ class History:
     """The tree of past requests and the reuse table it feeds.
 
     `min_branch_tokens`: a branch point counts only if it lies that far beyond the restart position before it.
+    `context_tokens`: no request is longer (0: unknown).
     """
 
     def __init__(
-        self, table: ReuseTable, max_tokens: int = 32_000_000, max_marks: int = 400_000, min_branch_tokens: int = 16
+        self,
+        table: ReuseTable,
+        max_tokens: int = 32_000_000,
+        max_marks: int = 400_000,
+        min_branch_tokens: int = 16,
+        context_tokens: int = 0,
     ) -> None:
         if max_tokens <= 0 or max_marks <= 0:
             raise ConfigError(f"the history needs room for at least one token and mark: {max_tokens}, {max_marks}")
@@ -52,6 +58,7 @@ class History:
         self._max_tokens = max_tokens
         self._max_marks = max_marks
         self._min_branch_tokens = min_branch_tokens
+        self._context_tokens = context_tokens
         self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
         self._due = [_Queue() for _ in range((BINS - 1) // STRIDE)]
         self._uses = 0
@@ -93,6 +100,7 @@ class History:
             self._recency[leaf.id] = leaf
             self._forget(held)
             tip.last_s = now
+            tip.room = room(leaf.end, self._context_tokens)
             self._touch(tip, now)
         self._evict()
         return mark
@@ -151,6 +159,7 @@ class History:
             return node.state
         mark = Mark(kind, now)
         mark.depth = depth
+        mark.room = room(node.end, self._context_tokens)
         self.tree.attach(node, mark)
         self._recency[node.id] = node
         self._touch(mark, now)

@@ -21,21 +21,22 @@ class Mark:
     """A restart position: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
 
     `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
-    `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `reuse_class`
-    indexes the reuse table. `version` belongs to the history: it changes with every use there. `lost` and `refused` say
-    why a checkpoint is not there: given up for another, or never taken for want of memory; `unkept` counts the tokens
-    before the position whose KV was not kept, because no state stands behind them; `announced` is a position that
-    nobody has computed so far.
+    `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `room` says
+    how full the context is there (`classes.room`), `reuse_class` indexes the reuse table. `version` belongs to the
+    history: it changes with every use there. `lost` and `refused` say why a checkpoint is not there: given up for
+    another, or never taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept,
+    because no state stands behind them; `announced` is a position that nobody has computed so far.
     """
 
     __slots__ = (
-        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "touch",
-        "unkept", "version",
+        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "room",
+        "touch", "unkept", "version",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
         self.kind = kind
         self.depth = 0
+        self.room = 0
         self.hits = 0
         self.gap_s = 0.0
         self.last_s = last_s

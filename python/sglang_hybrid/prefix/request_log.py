@@ -36,7 +36,7 @@ from sglang_hybrid.prefix.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -180,7 +180,14 @@ class RecordedDecisions(Decisions):
         self._log.write("seed", now, self._namespaces[namespace], self._log.tokens(tokens))
 
 
-_COSTS = ("name", "kv_bytes_per_token", "checkpoint_bytes", "flops_per_token", "flops_per_token_pair")
+_COSTS = (
+    "name",
+    "kv_bytes_per_token",
+    "checkpoint_bytes",
+    "flops_per_token",
+    "flops_per_token_pair",
+    "context_tokens",
+)
 _SETTINGS = {*_COSTS, "admission", "eviction", "marconi_alpha"}
 
 

@@ -80,7 +80,7 @@ class Decisions:
             raise ConfigError(f"unknown admission policy, choose one of {', '.join(ADMISSIONS)}: {admission!r}")
         self._admission = ADMISSIONS[admission]()
         self._table = ReuseTable(PRIORS)
-        self.history = History(self._table, max_tokens=history_tokens)
+        self.history = History(self._table, max_tokens=history_tokens, context_tokens=model.context_tokens)
         self._tuner: RegretTuner | None = None
         self._weighted: list[FlopAware] = []
         self._policies: dict[Pool, EvictionPolicy] = {}

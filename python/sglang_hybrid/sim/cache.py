@@ -52,14 +52,15 @@ def _marconi_static(model: ModelSpec, capacity_bytes: int, alpha: float) -> Pref
 def _marconi_regret(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     policy = FlopAware(model)
     index = FlopAwareIndex(policy)
-    history = History(ReuseTable(PRIORS))
+    history = History(ReuseTable(PRIORS), context_tokens=model.context_tokens)
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=RegretTuner(policy, index))
 
 
 def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     table = ReuseTable(PRIORS)
     index = ForecastIndex(Forecast(model, table))
-    return PrefixCache(model, capacity_bytes, Judicious(), index, History(table), bypass=True)
+    history = History(table, context_tokens=model.context_tokens)
+    return PrefixCache(model, capacity_bytes, Judicious(), index, history, bypass=True)
 
 
 POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = MappingProxyType(

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +39,7 @@ def _simulate(args: argparse.Namespace) -> int:
         sources += [grid.Source(workloads.PREFIX + name, None, args.seed) for name in _split(args.workload)]
     if not sources:
         raise ConfigError(f"name a trace file or a workload, one of {', '.join(workloads.WORKLOADS)}: nothing given")
-    models = [_model(name) for name in args.model or ["marconi-7b"]]
+    models = [_model(name, args.context_tokens) for name in args.model or ["marconi-7b"]]
     policies = _split(args.policy)
     if not args.no_ceilings:
         policies += [name for name in grid.CEILINGS if name not in policies]
@@ -78,8 +79,9 @@ def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
     return [done[i] for i in range(len(cells))]
 
 
-def _model(name: str) -> ModelSpec:
-    return preset(name) if name in PRESETS else from_config(name)
+def _model(name: str, context_tokens: int | None) -> ModelSpec:
+    spec = preset(name) if name in PRESETS else from_config(name)
+    return spec if context_tokens is None else replace(spec, context_tokens=context_tokens)
 
 
 def _cost(args: argparse.Namespace) -> CostModel:
@@ -107,7 +109,12 @@ def _about(args: argparse.Namespace, models: list[ModelSpec], cost: CostModel) -
         "seed": args.seed,
         "ttft": {"overhead_s": cost.overhead_s, "seconds_per_flop": cost.seconds_per_flop},
         "models": [
-            {"name": m.name, "kv_bytes_per_token": m.kv_bytes_per_token, "checkpoint_bytes": m.checkpoint_bytes}
+            {
+                "name": m.name,
+                "kv_bytes_per_token": m.kv_bytes_per_token,
+                "checkpoint_bytes": m.checkpoint_bytes,
+                "context_tokens": m.context_tokens,
+            }
             for m in models
         ],
     }
@@ -127,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--policy", default="lru,marconi,forecast", help="policies, comma-separated (default: %(default)s)")
     add("--capacity-gb", default="1,2,5", help="capacities in GB, comma-separated (default: %(default)s)")
     add("--model", action="append", metavar="PRESET_OR_CONFIG", help="may be repeated (default: marconi-7b)")
+    add("--context-tokens", type=int, metavar="N", help="longest sequence the server takes (default: the model's)")
     add("--json", type=Path, metavar="OUT", help="write all columns as JSON")
     add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")

@@ -14,6 +14,7 @@ from sglang_hybrid.core.spec import (
     ModelSpec,
     describe,
     engine_dtypes,
+    from_config,
     preset,
 )
 
@@ -128,6 +129,18 @@ def test_description_names_what_a_reader_needs(name: str) -> None:
         assert rows["state"].startswith("none")
 
 
+def test_the_context_is_the_configurations() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    assert from_config(config).context_tokens == 0
+    assert ("context", "not known") in describe(from_config(config))
+    spec = from_config({**config, "max_position_embeddings": 4096}).per_rank(2)
+    assert spec.context_tokens == 4096
+    assert ("context", "4,096 tokens") in describe(spec)
+    with pytest.raises(ConfigError, match="max_position_embeddings"):
+        from_config({**config, "max_position_embeddings": 0})
+
+
 def test_description_of_a_rank_says_so() -> None:
     assert ("costs are for", "one of 4 tensor-parallel ranks") in describe(preset("kimi-linear-48b-a3b").per_rank(4))
 
@@ -147,6 +160,7 @@ def test_sums_alone_cannot_be_split_or_stored_otherwise() -> None:
         {"conv_bytes": 1001},
         {"chunk_tokens": 0},
         {"tp": 0},
+        {"context_tokens": -1},
     ],
 )
 def test_impossible_costs_are_refused(wrong: dict[str, int]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.classes import PRIORS
+from sglang_hybrid.prefix.classes import CLASSES, PRIORS
 from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.reuse import BINS, ReuseTable, age_bin
@@ -38,6 +38,17 @@ def test_an_end_knows_how_many_it_continues() -> None:
     asked = history.observe(whole[:480], 480, 5.0)
     assert history.extend(whole, asked.tip, 6.0).depth == 4
     assert history.observe(np.concatenate([whole[:450], text(2, 60)]), 500, 9.0).tip.depth == 0
+
+
+def test_an_end_knows_how_full_the_context_is() -> None:
+    history, whole = fresh(context_tokens=512), text(1, 510)
+    ends = [history.observe(whole[:n], n - 20, float(n)).tip for n in (100, 480, 496)]
+    assert [end.room for end in ends] == [0, 1, 2]
+    asked = history.observe(whole[:500], 500, 600.0)
+    assert history.extend(whole, asked.tip, 601.0) is asked.tip
+    assert asked.tip.room == 3
+    assert asked.tip.reuse_class == CLASSES - 1
+    assert fresh().observe(whole, 500, 0.0).tip.room == 0
 
 
 def test_the_second_request_with_a_shared_beginning_makes_a_branch() -> None:

@@ -26,13 +26,14 @@ def outcome(policy: str, rate: float, gb: float = 1.0) -> Outcome:
 
 def test_the_command_compares_policies_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, png = tmp_path / "deep" / "o.json", tmp_path / "o.png"
-    argv = [SMALL, "--policy", "lru,forecast", "--capacity-gb", "0.2,1", "--jobs", "1"]
+    argv = [SMALL, "--policy", "lru,forecast", "--capacity-gb", "0.2,1", "--jobs", "1", "--context-tokens", "8192"]
     assert cli.main([*argv, "--json", str(out), "--plot", str(png)]) == 0
     text = capsys.readouterr().out
     assert "0.2 GB: best is " in text
     assert "1 GB: best is " in text
     report = json.loads(out.read_text())
     assert report["schema"] == "sglang-hybrid/simulate/1"
+    assert report["models"][0]["context_tokens"] == 8192
     rows = report["cells"]
     assert [(r["capacity_gb"], r["policy"]) for r in rows] == [
         (gb, p) for gb in (0.2, 1.0) for p in ("lru", "forecast", "clairvoyant", "bound", "unbounded")
@@ -82,6 +83,7 @@ def test_processes_give_what_one_process_gives() -> None:
         ([SMALL, "--ttft-overhead-ms", "-1"], "overhead must be >= 0"),
         (["--workload", "chess"], "unknown workload"),
         ([SMALL, "--model", "gpt-17"], "gpt-17"),
+        ([SMALL, "--context-tokens", "-1"], "a context holds tokens, 0 stands for unknown: -1"),
     ],
 )
 def test_what_a_user_gets_wrong(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
