@@ -40,7 +40,7 @@ from sglang_hybrid.sim.cache import open_cache
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from provenance import head, write
 
-MODEL = ModelSpec("unit", kv_bytes_per_token=1, checkpoint_bytes=1000, flops_per_token=1.0, flops_per_token_pair=0.0)
+MODEL = ModelSpec("unit", 1, 1000, 1.0, 0.0, context_tokens=4096)
 SHARED_TOKENS, NEW_TOKENS, SHARED = 128, 128, 64
 PERCENTILES = (50, 90, 99)
 
