@@ -52,9 +52,12 @@ class _Ordered:
             return chosen
         return self.driver.victims.next(core, self._pool, self.driver.now(), self._tried)
 
-    def next_leaf(self, tracker: Any) -> Any | None:
-        """The next victim if it is a leaf and the order is ours, else None: then the walk goes on step by step."""
-        if not self._ours or tracker[self.component_type] >= self._wanted:
+    def next_leaf(self, done: int) -> Any | None:
+        """The next victim if it is a leaf and the order is ours, else None: then the walk goes on step by step.
+
+        `done` were evicted so far.
+        """
+        if not self._ours or done >= self._wanted:
             return None
         node = self._victim(self.tree_core)
         if node is None or node in self.tree_core.evictable_device_leaves:

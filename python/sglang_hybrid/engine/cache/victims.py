@@ -65,23 +65,27 @@ class Victims:
         for pool, pending in self._pending.items():
             pending.update(self._dirty)
             if pool is asked or asked is None:
-                for node_id, node in pending.items():
-                    self._renew(core, pool, node_id, node)
+                self._renew(core, pool, pending)
                 pending.clear()
             elif len(pending) > _BACKLOG:
-                for node_id in list(islice(pending, _FEW)):
-                    self._renew(core, pool, node_id, pending.pop(node_id))
+                self._renew(core, pool, {node_id: pending.pop(node_id) for node_id in list(islice(pending, _FEW))})
         self._dirty.clear()
 
-    def _renew(self, core: Any, pool: Pool, node_id: int, node: Any) -> None:
-        """Put `node` into the index of `pool` at its present price, or take it out."""
-        known = self._known[pool]
-        if node.parent is not None and core._node_arena.get(node_id) is node and self.evictable(core, pool, node):
-            known.add(node_id)
-            self._decisions.put(pool, self.price(core, pool, node))
-        elif node_id in known:
-            known.remove(node_id)
-            self._decisions.discard(pool, node_id)
+    def _renew(self, core: Any, pool: Pool, nodes: dict[int, Any]) -> None:
+        """Put `nodes` into the index of `pool` at their present price, or take them out."""
+        known, decisions, arena = self._known[pool], self._decisions, core._node_arena
+        leaves = core.evictable_device_leaves if pool is Pool.KV else None  # none of them has left the tree
+        for node_id, node in nodes.items():
+            if leaves is None:
+                goes = node.parent is not None and arena.get(node_id) is node and self.evictable(core, pool, node)
+            else:
+                goes = node in leaves
+            if goes:
+                known.add(node_id)
+                decisions.put(pool, self.price(core, pool, node))
+            elif node_id in known:
+                known.remove(node_id)
+                decisions.discard(pool, node_id)
 
     def holds_free_state(self, node: Any) -> bool:
         """Whether the state of `node` can go now."""

@@ -195,27 +195,39 @@ class ShortWalks(LeafSets, UnifiedTreeCore):  # type: ignore[misc]
         return DecLockRefResult()
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
-        component = self.components_by_type[component_type]
-        leaf = component.next_leaf(tracker) if self._plain else None
-        if leaf is None:
-            return super().evict_device_next_node(component_type, tracker)
-        return EvictDeviceNextNodeResult(node_id=leaf.id, made_progress=True)
+        """All the leaves that go, one after the other, in a single step; anything else is SGLang's step."""
+        component, result = self.components_by_type[component_type], EvictDeviceNextNodeResult(made_progress=True)
+        if self._plain and not component.cache.token_to_kv_pool_allocator.mamba_full_cache_donor():
+            gone, done = result.tracker, tracker[component_type]
+            while (leaf := component.next_leaf(done + gone[component_type])) is not None:
+                self._evict_leaf(leaf, result)
+            if gone[component_type]:
+                return result
+        return super().evict_device_next_node(component_type, tracker)
 
     def evict_device_leaf(self, node_id: Any, is_write_back: bool) -> Any:
         if not self._plain or is_write_back:
             return super().evict_device_leaf(node_id, is_write_back)
-        node = self._node_arena[node_id]
+        result, node = EvictDeviceLeafResult(), self._node_arena[node_id]
         assert node in self.evictable_device_leaves, f"node {node_id} is no leaf that can be evicted"
+        self._evict_leaf(node, result)
+        return result
+
+    def _evict_leaf(self, node: Any, result: Any) -> None:
+        """Take a leaf out of the tree and add what it frees to `result`."""
         self.kv_events.record_remove(node)
-        result, (kv, state) = EvictDeviceLeafResult(), (node.component_data[kind] for kind in (_KV, _STATE))
+        data = node.component_data
+        kv, state = data[_KV], data[_STATE]
         for component in self.components:
             component.leaf_goes(node)
+        tokens = kv.value.numel()
         result.device_frees[_KV].append(kv.value)
-        result.tracker[_KV] = result.unbacked_tokens = kv.value.numel()
-        self.component_evictable_size_[_KV] -= result.unbacked_tokens
+        result.tracker[_KV] += tokens
+        result.unbacked_tokens += tokens
+        self.component_evictable_size_[_KV] -= tokens
         if state.value is not None:
             result.device_frees[_STATE].append(state.value)
-            result.tracker[_STATE] = state.value.numel()
+            result.tracker[_STATE] += state.value.numel()
             self.component_evictable_size_[_STATE] -= state.value.numel()
             self.lru_lists[_STATE].remove_node(node)
             state.value = None
@@ -223,4 +235,3 @@ class ShortWalks(LeafSets, UnifiedTreeCore):  # type: ignore[misc]
         self._remove_leaf_from_parent(node)
         if node.parent is not self.root_node:
             self._update_evictable_leaf_sets(node.parent)
-        return result
