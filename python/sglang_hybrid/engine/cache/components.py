@@ -65,6 +65,12 @@ class _Ordered:
         self._chosen = node
         return None
 
+    @property
+    def counts_alone(self) -> bool:
+        """Whether a walk ends by what it evicted; where kinds share memory, it may have enough before that."""
+        assert self.driver is not None
+        return self.driver.capacity is None and self.cache.token_to_kv_pool_allocator.mamba_full_cache_donor() is None
+
     def touched(self, node: Any) -> None:
         """`node` was unlocked."""
         self._touch(node)

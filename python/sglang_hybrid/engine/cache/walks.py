@@ -196,11 +196,13 @@ class ShortWalks(LeafSets, UnifiedTreeCore):  # type: ignore[misc]
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         """All the leaves that go, one after the other, in a single step; anything else is SGLang's step."""
-        component, result = self.components_by_type[component_type], EvictDeviceNextNodeResult(made_progress=True)
-        if self._plain and not component.cache.token_to_kv_pool_allocator.mamba_full_cache_donor():
+        if self._plain:
+            component, result = self.components_by_type[component_type], EvictDeviceNextNodeResult(made_progress=True)
             gone, done = result.tracker, tracker[component_type]
             while (leaf := component.next_leaf(done + gone[component_type])) is not None:
                 self._evict_leaf(leaf, result)
+                if not component.counts_alone:
+                    break
             if gone[component_type]:
                 return result
         return super().evict_device_next_node(component_type, tracker)
