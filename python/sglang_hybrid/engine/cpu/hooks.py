@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cpu import (
+    attention,
     causal_conv,
     checkpoint,
     extra_buffer,
@@ -34,8 +35,10 @@ REPLACED: dict[str, Callable[..., Any]] = {
 }
 """Functions that launch a Triton kernel whatever the device is -> what runs in their place."""
 
+_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend."
 _PAGES = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator."
 WRAPPED: dict[str, Callable[..., Any]] = {
+    _ATTENTION + "_run_sdpa_forward_extend": attention.extend,
     _PAGES + "alloc_extend": pages.alloc_extend,
     _PAGES + "alloc_decode": pages.alloc_decode,
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode": pinning.without_pinning,

@@ -1,0 +1,66 @@
+"""Attention of new tokens over a cached prefix, in PyTorch: as much work as there are new tokens.
+
+SGLang's `torch_native` backend computes the attention of all rows of the sequence anew, the cached ones included, and
+throws those away: a turn of a hundred tokens behind a prefix of five thousand costs as much as a prompt of 5,100.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+ROWS = 512
+"""New tokens at a time: no row looks at keys behind its block, and a mask stays small."""
+
+
+def extend(
+    original: Any,
+    backend: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    causal: bool = False,
+    is_cross_attn: bool = False,
+    sliding_window_size: int | None = None,
+) -> torch.Tensor:
+    """Stands for `TorchNativeAttnBackend._run_sdpa_forward_extend`; anything but causal attention is left to it.
+
+    query, output: [new tokens, heads, head size], requests one after the other; k_cache, v_cache: [slots, KV heads,
+    head size]; req_to_token: [rows, context] slots; the others: [requests], of which `seq_lens` counts both prefix and
+    new tokens.
+    """
+    windowed = sliding_window_size is not None and sliding_window_size > -1
+    if not causal or is_cross_attn or windowed or encoder_lens is not None:
+        return original(  # type: ignore[no-any-return]
+            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
+            extend_seq_lens, encoder_lens, scaling=scaling, enable_gqa=enable_gqa, causal=causal,
+            is_cross_attn=is_cross_attn, sliding_window_size=sliding_window_size,
+        )  # fmt: skip
+    begin = 0
+    sizes = zip(req_pool_indices.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist(), strict=True)
+    for row, prefix, new in sizes:
+        slots = req_to_token[row, : prefix + new]
+        key, value = (cache[slots].to(query.dtype).transpose(0, 1)[None] for cache in (k_cache, v_cache))
+        rows, block = query[begin : begin + new].transpose(0, 1)[None], ROWS if prefix else max(new, 1)
+        for at in range(0, new, block):
+            end = min(at + block, new)
+            seen = prefix + end
+            mask = torch.ones(end - at, seen, dtype=torch.bool).tril_(prefix + at) if prefix else None
+            found = scaled_dot_product_attention(
+                rows[:, :, at:end], key[:, :, :seen], value[:, :, :seen],
+                attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=enable_gqa,
+            )  # fmt: skip
+            output[begin + at : begin + end] = found[0].transpose(0, 1)
+        begin += new
+    return output
