@@ -24,7 +24,15 @@ def reference(query, key, value, prefix, scale):
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "requests", [[(0, 70)], [(200, 1)], [(1, 33), (0, 5), (300, 40)], [(100, attention.ROWS + 9)], [(50, 0), (0, 3)]]
+    "requests",
+    [
+        [(0, 70)],
+        [(200, 1)],
+        [(1, 33), (0, 5), (300, 40)],
+        [(600, 2 * attention.ROWS + 9)],
+        [(9, 300)],
+        [(50, 0), (0, 3)],
+    ],
 )
 def test_new_rows_are_what_the_definition_says(requests, cache_dtype, rng):
     k_cache, v_cache = (torch.randn(SLOTS, KV_HEADS, SIZE, generator=rng).to(cache_dtype) for _ in range(2))

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-ROWS = 512
+ROWS = 128
 """New tokens at a time: no row looks at keys behind its block, and a mask stays small."""
+WORTH = 0.2
+"""Share of the work that must be saved, for masks cost some: else the cached rows are computed too, as SGLang does."""
 
 
 def extend(
@@ -52,15 +54,22 @@ def extend(
     for row, prefix, new in sizes:
         slots = req_to_token[row, : prefix + new]
         key, value = (cache[slots].to(query.dtype).transpose(0, 1)[None] for cache in (k_cache, v_cache))
-        rows, block = query[begin : begin + new].transpose(0, 1)[None], ROWS if prefix else max(new, 1)
-        for at in range(0, new, block):
-            end = min(at + block, new)
-            seen = prefix + end
-            mask = torch.ones(end - at, seen, dtype=torch.bool).tril_(prefix + at) if prefix else None
+        rows = query[begin : begin + new].transpose(0, 1)[None]
+        if prefix**2 <= WORTH * new * (2 * prefix + new):
+            padded = torch.nn.functional.pad(rows, (0, 0, prefix, 0))
             found = scaled_dot_product_attention(
-                rows[:, :, at:end], key[:, :, :seen], value[:, :, :seen],
-                attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=enable_gqa,
-            )  # fmt: skip
-            output[begin + at : begin + end] = found[0].transpose(0, 1)
+                padded, key, value, is_causal=True, scale=scaling, enable_gqa=enable_gqa
+            )
+            output[begin : begin + new] = found[0, :, prefix:].transpose(0, 1)
+        else:
+            for at in range(0, new, ROWS):
+                end = min(at + ROWS, new)
+                seen = prefix + end
+                mask = torch.ones(end - at, seen, dtype=torch.bool).tril_(prefix + at)
+                found = scaled_dot_product_attention(
+                    rows[:, :, at:end], key[:, :, :seen], value[:, :, :seen],
+                    attn_mask=mask, scale=scaling, enable_gqa=enable_gqa,
+                )  # fmt: skip
+                output[begin + at : begin + end] = found[0].transpose(0, 1)
         begin += new
     return output
