@@ -11,6 +11,7 @@ It is an expectation: on one trace a policy can be lucky.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import zlib
 from pathlib import Path
@@ -24,12 +25,13 @@ from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.workloads import parse
 from sglang_hybrid.sim.workloads.chat import USER_HEADER
-from sglang_hybrid.sim.workloads.templates import TEMPLATE
+from sglang_hybrid.sim.workloads.draw import zipf
+from sglang_hybrid.sim.workloads.templates import TEMPLATE, fewshot
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import provenance
 
-TEMPLATES, EXPONENT, ONE_OFF = 24, 1.1, 0.25  # defaults of the workload
+SHAPE = {name: given.default for name, given in inspect.signature(fewshot).parameters.items()}
 MODEL = preset("marconi-7b")
 
 
@@ -48,9 +50,8 @@ def expected_tokens(seen: frozenset[int], tokens: np.ndarray, popularity: np.nda
 def bound(trace: Trace, seed: int, capacity_gb: float) -> float:
     """Token hit rate that no policy without foreknowledge exceeds in expectation."""
     rng = np.random.default_rng([zlib.crc32(b"fewshot"), seed])
-    tokens = TEMPLATE.draw(rng, TEMPLATES) + len(USER_HEADER)
-    weights = 1.0 / np.arange(1, TEMPLATES + 1) ** EXPONENT
-    popularity = (1.0 - ONE_OFF) * weights / weights.sum()
+    tokens = TEMPLATE.draw(rng, SHAPE["templates"]) + len(USER_HEADER)  # the first that the workload draws
+    popularity = (1.0 - SHAPE["one_off"]) * zipf(SHAPE["templates"], SHAPE["exponent"])
     known: dict[frozenset[int], float] = {}
     seen, skipped = frozenset[int](), 0.0
     for request in trace.requests:

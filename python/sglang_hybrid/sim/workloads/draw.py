@@ -61,9 +61,14 @@ def arrivals(rng: np.random.Generator, n: int, rate: float) -> Floats:
 
 
 def zipf_choice(rng: np.random.Generator, kinds: int, exponent: float, n: int) -> Ints:
-    """`n` draws of 0..kinds-1 with probability proportional to 1 / (rank ** exponent)."""
+    """`n` draws of 0..kinds-1 with the chances of `zipf`."""
+    return rng.choice(kinds, n, p=zipf(kinds, exponent)).astype(np.int64)
+
+
+def zipf(kinds: int, exponent: float) -> Floats:
+    """Chances proportional to 1 / (rank ** exponent), shape (kinds,)."""
     weights = 1.0 / np.arange(1, kinds + 1) ** exponent
-    return rng.choice(kinds, n, p=weights / weights.sum()).astype(np.int64)
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
 def _first_at_once(rng: np.random.Generator, gaps: Floats, gap_sigma: float) -> Floats:
