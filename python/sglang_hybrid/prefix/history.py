@@ -26,7 +26,8 @@ class Sighting(NamedTuple):
 
     `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below
     that, `branch` the one created by this request (or None), `tip` the mark at its end. The latest request with all of
-    the seen tokens had `kept_tokens` of its sequence cached (-1: unknown; 0: they were only announced).
+    the seen tokens had `kept_tokens` of its sequence cached (-1: unknown; 0: they were only announced). `leaf` is the
+    node of `tip`.
     """
 
     seen_tokens: int
@@ -34,6 +35,7 @@ class Sighting(NamedTuple):
     branch: Mark | None
     tip: Mark
     kept_tokens: int = -1
+    leaf: Node[Mark] | None = None
 
 
 class History:
@@ -66,7 +68,7 @@ class History:
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
         """Enter one finished request, learn from it, and return what was known before it came."""
         self._age(now)
-        found = self.tree.match(tokens[:n_input])
+        found = self.tree.match(tokens if n_input >= tokens.size else tokens[:n_input])
         nodes = path_nodes(found.node, max(0, n_input - 1))
         kept = _kept(found.partial or found.node)
         marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
@@ -82,7 +84,7 @@ class History:
             self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
         self._evict()
         self.table.refresh()
-        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip, kept))
+        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip, kept, leaf))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
         """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.
@@ -99,11 +101,27 @@ class History:
             self.tree.attach(leaf, tip)
             self._recency[leaf.id] = leaf
             self._forget(held)
-            tip.last_s = now
-            tip.room = room(leaf.end, self._context_tokens)
-            self._touch(tip, now)
+            self._moved(tip, leaf, now)
         self._evict()
         return mark
+
+    def lengthen(self, leaf: Node[Mark], tokens: Tokens, tip: Mark, now: float) -> bool:
+        """What `extend` does where `tip` is still the mark of `leaf` and nobody used it: `tokens` follow upon the leaf.
+
+        Returns whether that is so; nothing has changed if not.
+        """
+        if leaf.parent is None or leaf.state is not tip or leaf.children or tip.hits:
+            return False
+        self.tree.lengthen(leaf, tokens)
+        self._recency.move_to_end(leaf.id)
+        self._moved(tip, leaf, now)
+        self._evict()
+        return True
+
+    def _moved(self, tip: Mark, leaf: Node[Mark], now: float) -> None:
+        tip.last_s = now
+        tip.room = room(leaf.end, self._context_tokens)
+        self._touch(tip, now)
 
     def shorten(self, tokens: Tokens, keep: int) -> None:
         """Nobody computed `tokens` beyond the first `keep`: forget what of the rest nobody used or shares."""

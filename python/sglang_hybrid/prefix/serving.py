@@ -21,6 +21,7 @@ from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.history import History, Sighting
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens, common_prefix
 from sglang_hybrid.prefix.tuner import RegretTuner
@@ -58,7 +59,8 @@ class Arrival:
     refused_tokens: int
     kept_tokens: int
     tip: Mark
-    key: Tokens  # its input as the history keys it
+    key: Tokens  # its input as the history keys it, and its node there
+    leaf: Node[Mark] | None = None
     marks: dict[int, Mark] = field(default_factory=dict)
 
 
@@ -123,10 +125,12 @@ class Decisions:
         Raises ConfigError for a boundary outside the input.
         """
         n_input = len(tokens)
-        if any(not 0 < at <= n_input for at in boundaries):
+        if boundaries and any(not 0 < at <= n_input for at in boundaries):
             raise ConfigError(f"a boundary is a position in the {n_input} tokens of the prompt: {boundaries}")
         key = self._keyed(tokens, namespace)
-        in_flight = max((common_prefix(key, other) for other in self._prefilling.values()), default=1) - 1
+        in_flight = 0
+        for other in self._prefilling.values():
+            in_flight = max(in_flight, common_prefix(key, other) - 1)
         sighting = self.history.observe(key, n_input + 1, now, tuple(at + 1 for at in boundaries))
         self._uses += 1
         known = tuple([(at - 1, mark) for at, mark in sighting.marks])
@@ -159,7 +163,7 @@ class Decisions:
             marks[seen] = sighting.branch
         marks[n_input] = sighting.tip
         kept = max(-1, sighting.kept_tokens - 1)
-        arrival = Arrival(positions, computed, max(0, in_flight), lost, refused, kept, sighting.tip, key, marks)
+        arrival = Arrival(positions, computed, in_flight, lost, refused, kept, sighting.tip, key, sighting.leaf, marks)
         self._prefilling[request_id] = key
         if len(self._prefilling) > _PREFILLING:
             self._prefilling.popitem(last=False)
@@ -176,9 +180,13 @@ class Decisions:
         """
         self.computed(request_id)
         size, n_input = len(tokens), arrival.key.size - 1
-        whole = size > n_input
-        key = np.concatenate((arrival.key, as_tokens(tokens[n_input:]))) if whole else arrival.key[: size + 1]
-        mark = self.history.extend(key, arrival.tip, now) if size else arrival.tip
+        answer = as_tokens(tokens[n_input:])
+        mark, leaf, grown = arrival.tip, arrival.leaf, False
+        if leaf is not None and answer.size and leaf.end == arrival.key.size:
+            grown = self.history.lengthen(leaf, answer, mark, now)
+        if size and not grown:
+            key = np.concatenate((arrival.key, answer)) if answer.size else arrival.key[: size + 1]
+            mark = self.history.extend(key, mark, now)
         if size < n_input:
             self.history.shorten(arrival.key, max(size, arrival.seen_tokens) + 1)
         mark.unkept = max(0, size - kept_tokens)

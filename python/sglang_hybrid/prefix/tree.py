@@ -115,6 +115,15 @@ class RadixTree(Generic[S]):
         self.changed[leaf.id] = leaf
         return leaf
 
+    def lengthen(self, leaf: Node[S], tokens: Tokens) -> None:
+        """Let `tokens` follow upon a leaf, whose checkpoint is at their end then; KV is only counted."""
+        if leaf.parent is None or leaf.children or leaf.slots is not None:
+            raise InvariantError(f"only a live leaf without KV slots can be lengthened: node {leaf.id}")
+        leaf.raw += tokens.tobytes()
+        leaf.end += tokens.size
+        self.kv_tokens += tokens.size
+        self.changed[leaf.id] = leaf
+
     def split(self, node: Node[S], position: int) -> Node[S]:
         """Cut the edge of `node` at `position` and return the new upper node, which has no checkpoint and no pin.
 
