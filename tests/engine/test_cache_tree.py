@@ -84,27 +84,6 @@ def test_the_victim_is_the_lowest_score_of_all(eviction: str) -> None:
     assert compared > 300
 
 
-@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="other versions walk")
-@pytest.mark.parametrize("page", [1, 64])
-def test_the_match_behind_an_insertion_is_a_match(page: int) -> None:
-    """A key that was just inserted is not walked again; the answer is that of a walk, also where its state is gone."""
-    rng, tree = random.Random(4), Tree("forecast", tokens=4096 if page > 1 else 1024, states=12, page_size=page)
-    spared = 0
-    for step in range(200):
-        tree.clock.advance(1.0)
-        tokens = sequences(rng, page)
-        key = tree.key(tokens)
-        assert tree.insert(tokens, key)
-        if step % 5 == 0:
-            tree.evict(0, rng.choice((1, 4, 12)))
-        spared += tree.core._inserted[0] is key
-        again, walked = tree.found(key), tree.found(tree.key(tokens))
-        assert again._replace(device_indices=None) == walked._replace(device_indices=None)
-        assert again.device_indices.tolist() == walked.device_indices.tolist()
-        tree.check()
-    assert spared == 200
-
-
 def test_everything_can_be_freed() -> None:
     rng, tree = random.Random(2), Tree("forecast")
     for _ in range(60):

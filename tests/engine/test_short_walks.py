@@ -13,6 +13,7 @@ from tree import Tree
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import core
+from sglang_hybrid.engine.cache.components import _Ordered
 
 pytestmark = [
     pytest.mark.engine,
@@ -22,7 +23,8 @@ pytestmark = [
 
 
 def pair(eviction: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
-    """A tree with our core and one with SGLang's."""
+    """A tree with our core and one with SGLang's, which does not evict ahead."""
+    monkeypatch.setattr(_Ordered, "ahead", 1 << 30)
     ours = Tree(eviction, **sizes)
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     monkeypatch.setattr(core, "choose", lambda params: None)

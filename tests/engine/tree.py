@@ -123,7 +123,7 @@ class Tree:
                 TYPES["kv"]: partial(TieredFull if host_ratio else HybridFull, self.driver),
                 TYPES["state"]: partial(TieredMamba if host_ratio else HybridMamba, self.driver),
             }
-        self.cache: Any = UnifiedRadixCache(params)
+        self.cache: Any = core.shorten(UnifiedRadixCache(params))
         self.kv = kv.full_kv_pool
         if host_ratio:
             apply_cpu_hooks()

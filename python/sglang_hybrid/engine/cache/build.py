@@ -43,7 +43,7 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
         TYPES["kv"]: partial(full, driver),
         TYPES["state"]: partial(mamba, driver),
     }
-    cache = default_radix_cache_factory(ctx)
+    cache = core.shorten(default_radix_cache_factory(ctx))
     if driver.cache is None:
         return cache  # SGLang chose a cache without our components: chunked only
     if tiered(ctx):

@@ -19,24 +19,32 @@ from sglang_hybrid.prefix.serving import Pool
 _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
 
+AHEAD = 256
+"""A walk that follows our order goes on until a 256th of the pool is free beyond what was asked for: most requests and
+steps of decoding then find what they need, and what a walk costs is spread over several of them."""
+
 
 class _Ordered:
     """Eviction by our index: mixed into a component, whose own order is the fallback."""
 
     _pool: Pool
+    ahead = AHEAD
 
     def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
         self.driver = driver
         self._touch = (lambda node: None) if driver is None else driver.victims.touch  # its price may be another one
         self._ours = False  # whether the walk under way follows our order
-        self._chosen: Any = None  # a victim that `next_leaf` found and that is no leaf
         super().__init__(cache, params)
 
     def _begin(self, core: Any, request_cnt: int) -> bool:
         """A walk of SGLang begins; whether it follows our order."""
         self._ours = self._scored(core)
-        self._wanted = request_cnt
-        self._chosen = None
+        self._wanted, self._spare = request_cnt, 0
+        if self._ours:
+            self._now = self.driver.now()
+            if self.counts_alone:
+                pool = self.cache.token_to_kv_pool_allocator if self._pool is Pool.KV else self.driver.states
+                self._spare = pool.size // self.ahead
         self._tried: set[int] = set()
         return self._ours
 
@@ -45,31 +53,24 @@ class _Ordered:
         driver = self.driver
         return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
 
-    def _victim(self, core: Any) -> Any | None:
-        assert self.driver is not None
-        chosen, self._chosen = self._chosen, None
-        if chosen is not None:
-            return chosen
-        return self.driver.victims.next(core, self._pool, self.driver.now(), self._tried)
-
-    def next_leaf(self, done: int) -> Any | None:
-        """The next victim if it is a leaf and the order is ours, else None: then the walk goes on step by step.
-
-        `done` were evicted so far.
-        """
-        if not self._ours or done >= self._wanted:
-            return None
-        node = self._victim(self.tree_core)
-        if node is None or node in self.tree_core.evictable_device_leaves:
-            return node
-        self._chosen = node
-        return None
-
     @property
     def counts_alone(self) -> bool:
-        """Whether a walk ends by what it evicted; where kinds share memory, it may have enough before that."""
+        """Whether the order is ours and a walk ends by what it evicted: shared memory may suffice before that."""
+        driver = self.driver
+        if driver is None or driver.capacity is not None or not self._scored(self.tree_core):
+            return False
+        donor = getattr(self.cache.token_to_kv_pool_allocator, "mamba_full_cache_donor", None)
+        return donor is None or donor() is None
+
+    def _victim(self, core: Any) -> Any | None:
         assert self.driver is not None
-        return self.driver.capacity is None and self.cache.token_to_kv_pool_allocator.mamba_full_cache_donor() is None
+        return self.driver.victims.next(core, self._pool, self._now, self._tried)
+
+    def next_victim(self, done: int) -> Any | None:
+        """What goes next if the order is ours, None once enough is `done`: what was asked for, and `AHEAD` of it."""
+        if not self._ours or done >= self._wanted + self._spare:
+            return None
+        return self._victim(self.tree_core)
 
     def touched(self, node: Any) -> None:
         """`node` was unlocked."""
@@ -152,19 +153,26 @@ class HybridMamba(_Ordered, MambaComponent):
             driver.cache = cache
 
     def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.noted(super().finalize_match_result_in_tree_core(result, params, *args, **kwargs), params)
-
-    def noted(self, result: Any, params: Any) -> Any:
-        """Remember what a match of a request found; returns the result as SGLang is to have it."""
-        if self.driver is None or not params.cow_mamba or params.req is None:
-            return result
-        record = tracked(params.req)
-        record.known_tokens = result.full_kv_hit_length
-        record.matched = getattr(result.best_match_node, "id", result.best_match_node)
-        if self.driver.step and result.mamba_branching_seqlen is not None:
-            # Where a pass can save several states, the branch is ours: SGLang would save it in place of the tail.
+        result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
+        node_id = getattr(result.best_match_node, "id", result.best_match_node)
+        if self._notes(params, node_id, result.full_kv_hit_length) and result.mamba_branching_seqlen is not None:
             return result._replace(mamba_branching_seqlen=None)
         return result
+
+    def noted(self, params: Any, node_id: Any, held: int, known: int) -> int | None:
+        """Remember what a match of a request found: `held` tokens of `known`; returns where SGLang is to branch."""
+        if self._notes(params, node_id, known):
+            return None
+        branch = known // self.mamba_checkpoint_grid * self.mamba_checkpoint_grid
+        return branch if branch > held else None
+
+    def _notes(self, params: Any, node_id: Any, known: int) -> bool:
+        """Whether the branch is ours: SGLang would save it in place of the tail, where a pass can save several."""
+        if self.driver is None or not params.cow_mamba or params.req is None:
+            return False
+        record = tracked(params.req)
+        record.known_tokens, record.matched = known, node_id
+        return bool(self.driver.step)
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
         if self.driver is not None and params.cow_mamba and not self._can_copy(params.req, result):
@@ -193,7 +201,6 @@ class HybridMamba(_Ordered, MambaComponent):
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         record = tracked(req)
         insert_params.hybrid_record = record
-        insert_params.hybrid_held = req.last_node, state_of(req).cache_protected_len
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
             driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
@@ -319,6 +326,11 @@ class HybridMamba(_Ordered, MambaComponent):
             else:  # SGLang's step, at our cursor
                 self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
         return super()._evict_device_next_node(tracker, *args, **kwargs)
+
+    def state_goes(self, node: Any) -> None:
+        """The state of `node` goes, the node stays."""
+        self._touch(node)
+        self._lost(node)
 
     def leaf_goes(self, node: Any) -> None:
         """The leaf `node` leaves the tree, and its state with it."""

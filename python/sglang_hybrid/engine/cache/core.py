@@ -17,6 +17,27 @@ def choose(params: Any) -> None:
         params.tree_core_backend = BACKEND
 
 
+def shorten(cache: Any) -> Any:
+    """`cache`, which SGLang made with our core, as a MambaRadixCache over short rows.
+
+    SGLang's factories know only classes of its own; ours add methods and hold nothing. Subclasses are left alone.
+    """
+    if compat.engine_version() == compat.PRIMARY:
+        from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+        from sglang_hybrid.engine.cache.radix import MambaRadixCache
+        from sglang_hybrid.engine.cache.rows import ShortRows
+        from sglang_hybrid.engine.cache.walks import ShortWalks
+
+        rows = cache.req_to_token_pool
+        if type(cache) is UnifiedRadixCache and isinstance(cache.tree_core, ShortWalks):
+            cache.__class__ = MambaRadixCache
+            if type(rows) is HybridReqToTokenPool:
+                rows.__class__ = ShortRows
+    return cache
+
+
 @cache
 def _register() -> None:
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend

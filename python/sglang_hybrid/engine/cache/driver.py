@@ -155,13 +155,13 @@ class Driver:
 
         States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
         """
-        node = self.cache.tree_core._node_arena.get(record.matched)
+        node = self.cache.tree_core._node_arena.get(record.matched) if start else None
         if record.arrival is None or node is None or node.parent is None or end_tokens(node) != start:
             return
         marks = record.arrival.marks
-        shared = (at for at in marks if at // self.grid * self.grid == start and marks[at].kind in _SHARED)
-        if (at := max(shared, default=None)) is not None:
-            node.hybrid_mark = marks[at]
+        shared = [at for at in marks if at // self.grid * self.grid == start and marks[at].kind in _SHARED]
+        if shared:
+            node.hybrid_mark = marks[max(shared)]
             self.victims.touch(node)
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:

@@ -58,8 +58,8 @@ def ids(values: Sequence[int]) -> np.ndarray:
     SGLang keeps them in an array, which cannot grow while somebody looks into it: what is returned is a copy.
     """
     packed = isinstance(values, array) and values.typecode == "q"
-    whole = np.frombuffer(values, np.int64) if packed else np.fromiter(values, np.int64, len(values))
-    low = whole.astype(np.int32)  # drops the high half; then two bits more
+    whole = values if packed else np.fromiter(values, np.int64, len(values))
+    low = np.array(whole, np.int32)  # drops the high half; then two bits more
     low &= 0x3FFFFFFF
     return low
 
