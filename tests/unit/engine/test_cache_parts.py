@@ -23,7 +23,7 @@ def test_named_boundaries_are_sorted_and_distinct() -> None:
     assert boundaries.named({"cache_boundaries": [90, 10, 90, 100]}, 100) == (10, 90, 100)
 
 
-@pytest.mark.parametrize("bad", [[0], [101], [-1], ["10"], [1.5], [True], 7, "10"])
+@pytest.mark.parametrize("bad", [[0], [101], [-1], ["10"], [1.5], [True], 7, "10", list(range(1, 34))])
 def test_other_boundaries_are_refused(bad: object) -> None:
     with pytest.raises(ConfigError, match="cache_boundaries"):
         boundaries.named({"cache_boundaries": bad}, 100)

@@ -12,6 +12,9 @@ from sglang_hybrid.core.errors import ConfigError
 KEY = "cache_boundaries"
 """Key of a request's `custom_params`: token positions, counted from the start of its prompt."""
 
+MOST = 32
+"""Positions a request may name: each takes a slot for a state while its prefill runs."""
+
 VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 
@@ -20,6 +23,8 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
     given = (custom_params or {}).get(KEY, ()) if isinstance(custom_params, (dict, type(None))) else ()
     if not isinstance(given, (list, tuple)) or any(type(at) is not int for at in given):
         raise ConfigError(f"custom_params.{KEY} is a list of token positions: {given!r}")
+    if len(given) > MOST:
+        raise ConfigError(f"custom_params.{KEY} names at most {MOST} positions: {len(given)}")
     if any(not 0 < at <= prompt_tokens for at in given):
         raise ConfigError(
             f"custom_params.{KEY} are positions in the prompt, which has {prompt_tokens} tokens: {list(given)}"
