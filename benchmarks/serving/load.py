@@ -5,8 +5,8 @@
 The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for
 answers, so that a time to the first token holds the queue before it. The rate is `utilisation` over the mean prefill of
 stock's Python core one at a time. Servers take turns round by round, cache flushed, same prompts and times; the others
-idle meanwhile. `ideal` is one first-come-first-served server whose cache forgets nothing: stock's measured seconds per
-token times the tokens that endless memory would leave to compute.
+idle meanwhile. `ideal` is a server whose cache forgets nothing and that takes one request after the other, each for as
+long as a line through stock's times alone says of the tokens that are left to compute.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
         return list(pool.map(send, range(len(rows))))
 
 
-def ideal(rows: list[Row], starts: np.ndarray, seconds_per_token: float, spec: ModelSpec) -> list[float]:
-    """Times to the first token of one first-come-first-served server whose cache forgets nothing."""
+def ideal(rows: list[Row], starts: np.ndarray, line: tuple[float, float], spec: ModelSpec) -> list[float]:
+    """Times to the first token where nothing is forgotten; `line`: seconds per token computed, and per request."""
     cache, free, times = open_cache("forecast", 1 << 60, spec), 0.0, []
     for row, start in zip(rows, starts.tolist(), strict=True):
         tokens, n_input = row["tokens"], row["prompt_tokens"]
         computed = n_input - cache.lookup(tokens[:n_input], start)
         cache.commit(tokens, n_input, start)
-        free = max(free, start) + computed * seconds_per_token
+        free = max(free, start) + computed * line[0] + line[1]
         times.append(free - start)
     return times
 
@@ -64,8 +64,9 @@ def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: i
         singles = contention.run(workload, seed, clients)
         rows = [row for row in singles if "tokens" in row]
         alone = [row for row in singles if row["server"] == "stock python"]
-        prefill_s = float(np.mean([row["ttft_s"] for row in alone]))
-        computed = np.mean([row["prompt_tokens"] - row["cached_tokens"] for row in alone])
+        spans = np.array([row["ttft_s"] for row in alone])
+        prefill_s = float(spans.mean())
+        slope, fixed = np.polyfit([row["prompt_tokens"] - row["cached_tokens"] for row in alone], spans, 1)
         gaps = np.random.default_rng(seed).exponential(prefill_s / utilisation, len(rows))
         starts = np.cumsum(gaps)
         times: dict[str, list[list[float]]] = {name: [] for name in clients}
@@ -78,11 +79,13 @@ def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: i
                 asked = sum(row["prompt_tokens"] for row in rows)
                 hits[name].append(sum(row["cached_tokens"] for row in done) / asked)
         spec = spec_of("hybrid")
-    best = ideal(rows, starts, prefill_s / float(computed), spec)
+    best = ideal(rows, starts, (float(slope), float(fixed)), spec)
     result: dict[str, Any] = {"requests": len(rows), "prefill_s": prefill_s, "utilisation": utilisation}
+    result["line_s"] = [float(slope), float(fixed)]
     result["alone"] = contention.digest(workload, seed, singles, spec)
-    for name, spans in times.items():
-        result[name] = {"hit_rate": float(np.mean(hits[name])), **percentiles(np.concatenate(spans)), "ttft_s": spans}
+    for name, rounds_of in times.items():
+        whole = percentiles(np.concatenate(rounds_of))
+        result[name] = {"hit_rate": float(np.mean(hits[name])), **whole, "ttft_s": rounds_of}
     result["ideal"] = percentiles(np.array(best))
     for other in names[1:]:
         for quantile in (50, 95):
