@@ -98,8 +98,8 @@ def percentiles(times: np.ndarray) -> dict[str, float]:
 
 
 def ratio(ours: list[list[float]], theirs: list[list[float]], quantile: float) -> list[float]:
-    """Our quantile over theirs, all rounds together; then the lowest and highest ratio of two single rounds."""
-    single = [np.quantile(a, quantile) / np.quantile(b, quantile) for a in ours for b in theirs]
+    """Our quantile over theirs, all rounds together; then the lowest and highest ratio of a single round."""
+    single = [np.quantile(a, quantile) / np.quantile(b, quantile) for a, b in zip(ours, theirs, strict=True)]
     whole = np.quantile(np.concatenate(ours), quantile) / np.quantile(np.concatenate(theirs), quantile)
     return [float(whole), float(min(single)), float(max(single))]
 
