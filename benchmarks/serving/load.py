@@ -3,8 +3,8 @@
     python benchmarks/serving/load.py [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
 
 The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for
-answers, so that a time to the first token holds the queue before it. The rate is `utilisation` over the mean prefill of
-stock's Python core one at a time. Servers take turns round by round, cache flushed, same prompts and times; the others
+answers, so that a time to the first token holds the queue before it. The rate is `utilisation` of the requests per
+second that stock's Python core completes for `CLIENTS` that wait for theirs, answers included. Servers take turns round by round, cache flushed, same prompts and times; the others
 idle meanwhile. `ideal` is a server whose cache forgets nothing and that takes one request after the other, each for as
 long as a line through stock's times alone says of the tokens that are left to compute.
 """
@@ -28,11 +28,25 @@ from sglang_hybrid.demo import model
 from sglang_hybrid.sim import open_cache
 
 Row = dict[str, Any]
+CLIENTS = 16
+
+
+def capacity(client: Client, rows: list[Row]) -> float:
+    """Requests per second with `CLIENTS` at a time."""
+    flush(client)
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(lambda row: client.ask(row["tokens"][: row["prompt_tokens"]].tolist(), row["reply"]), rows))
+    return len(rows) / (time.perf_counter() - begin)
+
+
+def flush(client: Client) -> None:
+    urllib.request.urlopen(urllib.request.Request(client.server.url + "/flush_cache", b"{}"), timeout=60).read()
 
 
 def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
     """Send the prompts of `rows` at `starts` (seconds from now); one row of times and cached tokens per prompt."""
-    urllib.request.urlopen(urllib.request.Request(client.server.url + "/flush_cache", b"{}"), timeout=60).read()
+    flush(client)
     begin = time.perf_counter() + 0.5
 
     def send(number: int) -> Row:
@@ -65,10 +79,9 @@ def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: i
         rows = [row for row in singles if "tokens" in row]
         alone = [row for row in singles if row["server"] == "stock python"]
         spans = np.array([row["ttft_s"] for row in alone])
-        prefill_s = float(spans.mean())
+        per_second = capacity(clients["stock python"], rows)
         slope, fixed = np.polyfit([row["prompt_tokens"] - row["cached_tokens"] for row in alone], spans, 1)
-        gaps = np.random.default_rng(seed).exponential(prefill_s / utilisation, len(rows))
-        starts = np.cumsum(gaps)
+        starts = np.cumsum(np.random.default_rng(seed).exponential(1 / (utilisation * per_second), len(rows)))
         times: dict[str, list[list[float]]] = {name: [] for name in clients}
         hits: dict[str, list[float]] = {name: [] for name in clients}
         names = list(clients)
@@ -80,7 +93,7 @@ def measure(workload: str, preset: str, seed: int, utilisation: float, rounds: i
                 hits[name].append(sum(row["cached_tokens"] for row in done) / asked)
         spec = spec_of("hybrid")
     best = ideal(rows, starts, (float(slope), float(fixed)), spec)
-    result: dict[str, Any] = {"requests": len(rows), "prefill_s": prefill_s, "utilisation": utilisation}
+    result: dict[str, Any] = {"requests": len(rows), "capacity_per_s": per_second, "utilisation": utilisation}
     result["line_s"] = [float(slope), float(fixed)]
     result["alone"] = contention.digest(workload, seed, singles, spec)
     for name, rounds_of in times.items():
