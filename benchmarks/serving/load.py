@@ -4,9 +4,10 @@
 
 The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for
 answers, so that a time to the first token holds the queue before it. The rate is `utilisation` of the requests per
-second that stock's Python core completes for `CLIENTS` that wait for theirs, answers included. Servers take turns round by round, cache flushed, same prompts and times; the others
-idle meanwhile. `ideal` is a server whose cache forgets nothing and that takes one request after the other, each for as
-long as a line through stock's times alone says of the tokens that are left to compute.
+second that stock's Python core completes for `CLIENTS` that wait for theirs, answers included. Servers take turns
+round by round, cache flushed, same prompts and times; the others idle meanwhile. `ideal` is a server whose cache
+forgets nothing and that takes one request after the other, each for as long as a line through stock's times alone says
+of the tokens that are left to compute; it spends no time on answers.
 """
 
 from __future__ import annotations
