@@ -121,7 +121,7 @@ def shifting(clients: dict[str, Client], repeats: int) -> tuple[list[dict[str, A
     names = list(clients)
     for repeat in range(repeats):
         for name in names:
-            flush(clients[name])
+            clients[name].flush()
         time.sleep(IDLE_S)
         for name in names:
             note(name, f"{repeat}: flushed and idle")
@@ -134,7 +134,7 @@ def shifting(clients: dict[str, Client], repeats: int) -> tuple[list[dict[str, A
                 note(name, f"{repeat}: after {phase}")
                 print(json.dumps(rows[-1]), flush=True)
     for name in names:
-        flush(clients[name])
+        clients[name].flush()
     time.sleep(IDLE_S)
     for name in names:
         note(name, "end: flushed and idle")
@@ -153,11 +153,6 @@ def total(asked: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     }
 
 
-def flush(client: Client) -> None:
-    request = urllib.request.Request(client.server.url + "/flush_cache", b"", method="POST")
-    urllib.request.urlopen(request, timeout=60).read()
-
-
 def steady(clients: dict[str, Client], rounds: int) -> dict[str, list[dict[str, float]]]:
     """Single requests in turn on servers with memory to spare: tokens per second of prefill and decode."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
@@ -165,7 +160,7 @@ def steady(clients: dict[str, Client], rounds: int) -> dict[str, list[dict[str, 
     for number in range(-WARM_UP, rounds):
         if number % WARM_UP == 0:
             for name in names:
-                flush(clients[name])  # what the last rounds used is free again, and mapped
+                clients[name].flush()  # what the last rounds used is free again, and mapped
         for name in names[number % 2 :] + names[: number % 2]:
             rng = random.Random(number)
             first = clients[name].ask(words(rng, PREFILL), 1)
@@ -192,11 +187,11 @@ def resident(client: Client) -> list[dict[str, Any]]:
             rows.append({"at_s": time.monotonic() - begin, "when": when[0], "rss": before, **found})
 
     fill(client, FILL, seed=1)  # once before, so that everything else a load makes resident is
-    flush(client)
+    client.flush()
     time.sleep(RESIDENT_IDLE_S)
     watcher = threading.Thread(target=watch)
     watcher.start()
-    parts = {"idle": lambda: None, "load": lambda: fill(client, FILL, seed=2), "flushed": lambda: flush(client)}
+    parts = {"idle": lambda: None, "load": lambda: fill(client, FILL, seed=2), "flushed": client.flush}
     for when[0], act in parts.items():
         act()
         time.sleep(RESIDENT_IDLE_S)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,28 +33,26 @@ CLIENTS = 16
 
 def capacity(client: Client, rows: list[Row]) -> float:
     """Requests per second with `CLIENTS` at a time."""
-    flush(client)
+    client.flush()
     begin = time.perf_counter()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(lambda row: client.ask(row["tokens"][: row["prompt_tokens"]].tolist(), row["reply"]), rows))
+        list(pool.map(lambda row: ask(client, row), rows))
     return len(rows) / (time.perf_counter() - begin)
 
 
-def flush(client: Client) -> None:
-    urllib.request.urlopen(urllib.request.Request(client.server.url + "/flush_cache", b"{}"), timeout=60).read()
+def ask(client: Client, row: Row) -> Row:
+    return client.ask(row["tokens"][: row["prompt_tokens"]].tolist(), row["reply"])
 
 
 def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
     """Send the prompts of `rows` at `starts` (seconds from now); one row of times and cached tokens per prompt."""
-    flush(client)
+    client.flush()
     begin = time.perf_counter() + 0.5
 
     def send(number: int) -> Row:
-        row = rows[number]
-        prompt = row["tokens"][: row["prompt_tokens"]].tolist()
         time.sleep(max(0.0, begin + starts[number] - time.perf_counter()))
         late = time.perf_counter() - begin - starts[number]
-        answer = client.ask(prompt, row["reply"])
+        answer = ask(client, rows[number])
         return {"ttft_s": late + answer["ttft_s"], "cached_tokens": answer["cached_tokens"]}
 
     with ThreadPoolExecutor(64) as pool:

@@ -60,6 +60,11 @@ class Client:
         cached = last["meta_info"]["cached_tokens"]
         return {"ttft_s": first, "total_s": total, "output_ids": last["output_ids"], "cached_tokens": cached}
 
+    def flush(self) -> None:
+        """Empty the server's cache; it must be idle."""
+        request = urllib.request.Request(self.server.url + "/flush_cache", b"", method="POST")
+        urllib.request.urlopen(request, timeout=60).read()
+
 
 def words(rng: random.Random, count: int) -> list[int]:
     return [rng.randint(3, 258) for _ in range(count)]
