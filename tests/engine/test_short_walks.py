@@ -12,8 +12,7 @@ import pytest
 from tree import Tree
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import core
-from sglang_hybrid.engine.cache.components import _Ordered
+from sglang_hybrid.engine.cache import components, core
 
 pytestmark = [
     pytest.mark.engine,
@@ -24,7 +23,7 @@ pytestmark = [
 
 def pair(eviction: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
     """A tree with our core and one with SGLang's, which does not evict ahead."""
-    monkeypatch.setattr(_Ordered, "ahead", 1 << 30)
+    monkeypatch.setattr(components, "AHEAD", 1 << 30)
     ours = Tree(eviction, **sizes)
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     monkeypatch.setattr(core, "choose", lambda params: None)

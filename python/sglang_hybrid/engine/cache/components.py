@@ -28,7 +28,6 @@ class _Ordered:
     """Eviction by our index: mixed into a component, whose own order is the fallback."""
 
     _pool: Pool
-    ahead = AHEAD
 
     def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
         self.driver = driver
@@ -44,7 +43,7 @@ class _Ordered:
             self._now = self.driver.now()
             if self.counts_alone:
                 pool = self.cache.token_to_kv_pool_allocator if self._pool is Pool.KV else self.driver.states
-                self._spare = pool.size // self.ahead
+                self._spare = pool.size // AHEAD
         self._tried: set[int] = set()
         return self._ours
 
