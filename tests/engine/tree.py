@@ -116,7 +116,7 @@ class Tree:
             watched = TieredVictims if host_ratio else Victims
             victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
             self.driver = Driver(
-                decisions, victims, lambda _: self.clock.now(), GRID if extra else 1, GRID, scores=eviction != "lru"
+                decisions, victims, self.clock.now, GRID if extra else 1, GRID, scores=eviction != "lru"
             )
             core.choose(params)
             params.component_registry_override = {

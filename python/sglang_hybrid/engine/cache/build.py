@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward, hooks, kernels, metrics
+from sglang_hybrid.engine.cache import clock, forward, hooks, kernels, metrics
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
 from sglang_hybrid.engine.cache.victims import Victims
@@ -88,7 +87,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     return Driver(
         decisions,
         victims,
-        clock=request_clock() if args.tp_size > 1 else lambda _: time.monotonic(),
+        clock=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
         grid=compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1,
         step=step,
         admits=admits,
@@ -103,16 +102,3 @@ def _log(config: HybridConfig) -> RequestLog:
     return RequestLog(
         Path(config.request_log).expanduser(), int(config.request_log_mb * 1e6), config.request_log_tokens == "plain"
     )
-
-
-def request_clock() -> Callable[[Any], float]:
-    """Seconds by the latest arrival stamp of any request: ranks see the same requests, not the same wall clock."""
-    latest = 0.0
-
-    def now(req: Any) -> float:
-        nonlocal latest
-        stats = getattr(req, "time_stats", None)
-        latest = max(latest, float(getattr(stats, "created_time", 0.0) or 0.0))
-        return latest
-
-    return now

@@ -43,7 +43,7 @@ class Driver:
         self,
         decisions: Decisions,
         victims: Victims,
-        clock: Callable[[Any], float],
+        clock: Callable[[], float],
         grid: int,
         step: int,
         admits: bool = True,
@@ -68,9 +68,9 @@ class Driver:
         self._summary = Summary(log_interval_s)
         self._outstanding: dict[int, Checkpoint] = {}
 
-    def now(self, req: Any = None) -> float:
+    def now(self) -> float:
         """Seconds, the same on every rank."""
-        return self._clock(req)
+        return self._clock()
 
     @property
     def states(self) -> Any:
@@ -106,7 +106,7 @@ class Driver:
         record.arrival = arrival = self.decisions.arrive(
             req.rid,
             tokens,
-            self.now(req),
+            self.now(),
             start,
             max(start, record.known_tokens),
             requests.namespace(req),
@@ -265,7 +265,7 @@ class Driver:
             return
         assert record.prompt is not None
         sequence = np.concatenate((record.prompt, requests.ids(req.output_ids)))[:tokens]
-        self.decisions.finish(req.rid, record.arrival, sequence, self.now(req), kept)
+        self.decisions.finish(req.rid, record.arrival, sequence, self.now(), kept)
         record.finished, record.prompt = True, None
 
     def ended(self, req: Any, record: Tracked) -> None:

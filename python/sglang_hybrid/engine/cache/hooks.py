@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from sglang_hybrid.engine.cache import forward, kernels
+from sglang_hybrid.engine.cache import clock, forward, kernels
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import tracked
 
@@ -13,6 +13,7 @@ PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
 ADMIT = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
 BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 METADATA = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata"
+SET_ASIDE = "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator.alloc_group_begin"
 DETAILS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"
 
 _drivers: dict[int, Driver] = {}
@@ -38,7 +39,8 @@ def register() -> list[str]:
     HookRegistry.register(BATCH, forward.carry, HookType.AFTER)
     HookRegistry.register(METADATA, forward.extend, HookType.AFTER)
     HookRegistry.register(DETAILS, details, HookType.AFTER)
-    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS, *kernels.register()]
+    HookRegistry.register(SET_ASIDE, set_aside, HookType.AROUND)
+    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS, SET_ASIDE, *clock.register(), *kernels.register()]
 
 
 def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,6 +70,16 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
         driver.let_go(req)
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
     return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
+
+
+def set_aside(original: Any, slots: Any, count: int) -> None:
+    """Take no slots out of the pool ahead of a walk through the queue, one for each of `count` waiting requests.
+
+    Whoever asks for memory during the walk would count them as used: with a long queue no request could be admitted,
+    although nothing runs. What SGLang saves by it are two views of a tensor for each request.
+    """
+    if not any(driver.states is slots for driver in _drivers.values()):
+        original(slots, count)
 
 
 def nobody_runs(adder: Any) -> bool:
