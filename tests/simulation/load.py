@@ -1,0 +1,147 @@
+"""Seeded load shapes: what clients do in one simulated hour, as a list of events in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from fingerprint import answer
+
+Prompt = list[int]
+
+
+@dataclass
+class Event:
+    """At `seconds` a client sends a request, hangs up on one (`abort`), or an operator flushes the cache.
+
+    `more` are fields of SGLang's request: priority, extra_key, boundaries.
+    """
+
+    seconds: float
+    rid: str = ""
+    prompt: Prompt = field(default_factory=list)
+    new_tokens: int = 0
+    abort: bool = False
+    flush: bool = False
+    more: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server can hold: `context` tokens a request at most, `states` slots, `rows` requests at once."""
+
+    context: int
+    states: int
+    rows: int
+
+
+Shape = Callable[[Random, Limits, str], Iterator[Event]]
+
+
+def text(random: Random, tokens: int) -> Prompt:
+    return [random.randrange(33, 123) for _ in range(tokens)]
+
+
+def conversations(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Chats over a few system prompts, turn upon turn, with time to think in between."""
+    systems = [text(random, random.randrange(20, limits.context // 6)) for _ in range(3)]
+    for chat in range(random.randrange(6, 16)):
+        prompt, seconds = list(random.choice(systems)), random.uniform(0, 600)
+        marked = {"boundaries": [len(prompt)]} if random.random() < 0.3 else {}
+        for turn in range(random.randrange(1, 8)):
+            prompt = prompt + text(random, random.randrange(4, 60))
+            count = random.randrange(1, 10)
+            if len(prompt) + count > limits.context:
+                break
+            yield Event(seconds, f"{name}-{chat}-{turn}", list(prompt), count, more=dict(marked))
+            prompt += answer(prompt, count)
+            seconds += random.expovariate(1 / 40)
+
+
+def burst(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """About as many requests at once as there are states, or far more; often on an empty cache, sometimes all equal."""
+    equal = random.random() < 0.4
+    if random.random() < 0.7:
+        yield Event(99.0, flush=True)
+    first = text(random, random.randrange(10, 70))
+    for number in range(
+        random.choice((limits.states - 1, limits.states, limits.states + 1, 2 * limits.states, 4 * limits.states))
+    ):
+        prompt = first if equal else text(random, random.randrange(10, 70))
+        yield Event(100.0, f"{name}-{number}", list(prompt), random.randrange(1, 5))
+
+
+def giants(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Prompts that fill the pool of KV, among dwarfs that could be served in between."""
+    for number in range(random.randrange(2, 5)):
+        size = random.randrange(limits.context * 3 // 4, limits.context - 8)
+        yield Event(random.uniform(0, 60), f"{name}-giant-{number}", text(random, size), 4)
+    for number in range(random.randrange(20, 60)):
+        yield Event(random.uniform(0, 60), f"{name}-dwarf-{number}", text(random, random.randrange(2, 40)), 3)
+
+
+def long_answers(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Short prompts whose answers outgrow the pool of KV together: SGLang retracts some of them."""
+    for number in range(limits.rows * 2):
+        count = limits.context // random.randrange(4, 16)
+        yield Event(random.uniform(0, 5), f"{name}-{number}", text(random, random.randrange(4, 40)), count)
+
+
+def documents(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Questions about shared documents, whose ends some clients declare; tenants that must not meet."""
+    shelf = [text(random, random.randrange(60, limits.context // 2)) for _ in range(random.randrange(2, 9))]
+    for number in range(random.randrange(20, 70)):
+        document = random.choice(shelf)
+        more: dict[str, object] = {}
+        if random.random() < 0.5:
+            more["boundaries"] = sorted({len(document), *random.sample(range(1, len(document)), 3)})
+        if random.random() < 0.3:
+            more["extra_key"] = random.choice("ab")
+        prompt = document + text(random, random.randrange(1, 40))
+        yield Event(random.uniform(0, 300), f"{name}-{number}", prompt, random.randrange(1, 6), more=more)
+
+
+def scan(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Prompts that nobody sends twice."""
+    for number in range(random.randrange(20, 80)):
+        prompt = text(random, random.randrange(5, limits.context // 2))
+        yield Event(random.uniform(0, 120), f"{name}-{number}", prompt, random.randrange(1, 6))
+
+
+def hang_ups(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Clients that leave while they wait, in mid-prefill or in mid-answer, and come back with the same prompt."""
+    for number in range(random.randrange(20, 60)):
+        seconds, prompt = random.uniform(0, 120), text(random, random.randrange(5, limits.context // 2))
+        rid = f"{name}-{number}"
+        yield Event(seconds, rid, prompt, random.randrange(1, 25))
+        yield Event(seconds + random.expovariate(2.0), rid, abort=True)
+        if random.random() < 0.5:
+            yield Event(seconds + random.uniform(1, 4), rid + "-again", prompt, random.randrange(1, 8))
+
+
+def flushes(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """The cache is flushed again and again under a conversation."""
+    yield from conversations(random, limits, name)
+    for _ in range(4):
+        yield Event(random.uniform(0, 700), flush=True)
+
+
+SHAPES = (conversations, burst, giants, long_answers, documents, scan, hang_ups, flushes)
+
+
+def day(
+    seed: int, limits: Limits, hours: int, priorities: bool = False, shapes: Sequence[Shape] = SHAPES
+) -> list[Event]:
+    """`hours` hours of one to three `shapes` each, all of which come up in turn; events in order of time."""
+    random = Random(seed)
+    order = [shape for _ in range(-(-hours // len(shapes))) for shape in random.sample(shapes, len(shapes))]
+    events: list[Event] = []
+    for hour in range(hours):
+        for number, shape in enumerate([order[hour], *random.choices(shapes, k=random.randrange(3))]):
+            for event in shape(random, limits, f"{hour}-{shape.__name__}-{number}"):
+                event.seconds += 3600.0 * hour
+                if priorities and event.prompt:
+                    event.more["priority"] = random.randrange(3)
+                events.append(event)
+    return sorted(events, key=lambda event: event.seconds)
