@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.tokens import as_tokens
 from sglang_hybrid.sim.cache import POLICIES, open_cache
@@ -28,7 +27,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = open_cache(self.policy, CAPACITY_BYTES, self.model)
         self.past: list[list[int]] = []
-        self.locked: list[tuple[Node[Mark], list[int], int]] = []
+        self.locked: list[tuple[Node, list[int], int]] = []
         self.now = 0.0
 
     @rule(tokens=SEQUENCES, data=st.data(), gap=st.floats(-5.0, 100.0))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.tokens import as_tokens
 from sglang_hybrid.prefix.tree import RadixTree
@@ -14,7 +15,7 @@ from sglang_hybrid.prefix.tree_check import check, walk
 SEQUENCES = st.lists(st.integers(0, 2), max_size=10)
 
 
-def path(node: Node[int]) -> tuple[int, ...]:
+def path(node: Node) -> tuple[int, ...]:
     edges: list[int] = []
     while node.parent is not None:
         edges = node.tokens.tolist() + edges
@@ -27,15 +28,15 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree: RadixTree[int] = RadixTree()
+        self.tree: RadixTree = RadixTree()
         self.checkpoints: set[tuple[int, ...]] = set()
-        self.locked: list[Node[int]] = []
+        self.locked: list[Node] = []
 
     @rule(tokens=SEQUENCES, slots=st.booleans())
     def insert(self, tokens: list[int], slots: bool) -> None:
         node = self.tree.insert(as_tokens(tokens), 0.0, np.arange(len(tokens)))
         if tokens and node.state is None:
-            self.tree.attach(node, 0)
+            self.tree.attach(node, Mark(Kind.FRESH, 0.0))
         if tokens:
             self.checkpoints.add(tuple(tokens))
 
@@ -46,7 +47,7 @@ class TreeMachine(RuleBasedStateMachine):
             return
         node = self.tree.node_at(below, position)
         if node.state is None:
-            self.tree.attach(node, 0)
+            self.tree.attach(node, Mark(Kind.FRESH, 0.0))
         self.checkpoints.add(tuple(tokens[:position]))
 
     @precondition(lambda self: self.checkpoints)
@@ -95,7 +96,7 @@ class PureKvMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree: RadixTree[int] = RadixTree(kv_only=True)
+        self.tree: RadixTree = RadixTree(kv_only=True)
         self.held: set[tuple[int, ...]] = set()
 
     @initialize()

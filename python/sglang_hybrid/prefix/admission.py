@@ -12,6 +12,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.history import Sighting
 from sglang_hybrid.prefix.mark import Kind
 
+MOST_POSITIONS = 32
+"""Checkpoints one prefill may take: each holds a state slot while the pass runs."""
+
 
 class Prefill(NamedTuple):
     """One request as admission sees it; all positions in tokens from its start.
@@ -72,7 +75,7 @@ class Judicious:
     """Branch and end in one pass, seen by the ghost history, plus declared boundaries on their first sighting.
 
     Besides the deepest branch point, shared positions on the way that lost their checkpoint are taken again: marks
-    that are branches, or boundaries that were declared or seeded before.
+    that are branches, or boundaries that were declared or seeded before. At most `MOST_POSITIONS`, the deepest.
     """
 
     def __init__(self, min_branch_tokens: int = 16) -> None:
@@ -95,7 +98,7 @@ class Judicious:
                     chosen.add(at)
         if first <= seen < n_input and seen <= end and (sighting is None or sighting.branch is not None):
             chosen.add(seen)
-        return sorted(chosen)
+        return sorted(chosen)[-MOST_POSITIONS:]
 
 
 def ordered(positions: list[int], prefill: Prefill) -> list[int]:

@@ -72,18 +72,18 @@ class PrefixCache:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
         self.model = model
         self.capacity_bytes = capacity_bytes
-        self.tree: RadixTree[Mark] = RadixTree(kv_only=model.checkpoint_bytes == 0)
+        self.tree: RadixTree = RadixTree(kv_only=model.checkpoint_bytes == 0)
         self.history = history
         self._admission = admission
         self._index = index
         self._scored = cast(ScoredIndex, index) if hasattr(index, "last_score") else None
         self._bypass = bypass
         self.feedback = feedback
-        self._nodes: dict[int, Node[Mark]] = {}
+        self._nodes: dict[int, Node] = {}
         self._elapsed = Elapsed()
         self._uses = 0
         self._duels = Duels()
-        self._held: dict[int, Node[Mark]] = {}  # not evictable while this request makes room for them
+        self._held: dict[int, Node] = {}  # not evictable while this request makes room for them
         self._kv_bytes, self._state_bytes = model.kv_bytes_per_token, model.checkpoint_bytes
 
     def used_bytes(self) -> int:
@@ -131,14 +131,14 @@ class PrefixCache:
         self._reindex()
         return tuple.__new__(Commit, (tuple(positions), evicted, self.tree.kv_tokens))
 
-    def lock(self, tokens: Tokens) -> Node[Mark]:
+    def lock(self, tokens: Tokens) -> Node:
         """Protect what `lookup` would return for `tokens` until `unlock`; returns the handle for it."""
         node = self.tree.match(as_tokens(tokens), max(0, len(tokens) - 1)).restart
         self.tree.lock(node)
         self._reindex()
         return node
 
-    def unlock(self, node: Node[Mark]) -> None:
+    def unlock(self, node: Node) -> None:
         """Undo one `lock`; raises ConfigError without one."""
         self.tree.unlock(node)
         self._reindex()
@@ -158,7 +158,7 @@ class PrefixCache:
         if self.used_bytes() > self.capacity_bytes:
             raise ConfigError(f"the snapshot needs more than {self.capacity_bytes} bytes: {self.used_bytes()}")
 
-    def _use(self, node: Node[Mark], mark: Mark, now: float) -> None:
+    def _use(self, node: Node, mark: Mark, now: float) -> None:
         mark.touch = self._uses
         if mark.heir is not None:
             mark.heir = None  # the history has counted the use of the heir
@@ -173,7 +173,7 @@ class PrefixCache:
                 mark.kind = Kind.BRANCH
         self.tree.changed[node.id] = node
 
-    def _admit(self, tokens: Tokens, positions: list[int], prefill: Prefill, found: Match[Mark], now: float) -> int:
+    def _admit(self, tokens: Tokens, positions: list[int], prefill: Prefill, found: Match, now: float) -> int:
         if not positions and not self.tree.kv_only:
             return 0
         end = prefill.end_tokens if self.tree.kv_only else positions[-1]
@@ -225,7 +225,7 @@ class PrefixCache:
         mark.touch = self._uses
         return mark
 
-    def _adopt(self, leaf: Node[Mark], prefill: Prefill, now: float) -> None:
+    def _adopt(self, leaf: Node, prefill: Prefill, now: float) -> None:
         """Make checkpoints share the history's marks, so that both see one age and class.
 
         Pure KV has no checkpoints: every node of the path gets a mark instead, and counts as used.
@@ -289,13 +289,13 @@ class PrefixCache:
         self._put(self._nodes[rival])
         return victim
 
-    def _pair(self, made: Node[Mark], rival: Node[Mark]) -> None:
+    def _pair(self, made: Node, rival: Node) -> None:
         lower, upper = made.state, rival.state
         if lower is not None and upper is not None:
             per_byte = [density(self.model, candidate(node)) for node in (made, rival)]
             self._duels.pair(lower.heir or lower, upper.heir or upper, per_byte[0], per_byte[1])
 
-    def _drop(self, node: Node[Mark]) -> None:
+    def _drop(self, node: Node) -> None:
         """Drop a checkpoint; an older end of the same sequence stands for it from now on."""
         mark = node.state
         if self.history is not None and mark is not None:
@@ -305,7 +305,7 @@ class PrefixCache:
                 self._inherit(node.base(), later)
         self.tree.drop(node)
 
-    def _inherit(self, node: Node[Mark], later: Mark) -> None:
+    def _inherit(self, node: Node, later: Mark) -> None:
         mark = node.state
         if mark is not None and mark.kind is Kind.SUPERSEDED and later.last_s >= mark.last_s:
             mark.heir = later
@@ -341,7 +341,7 @@ class PrefixCache:
                 put(node)
             tree.changed.clear()
 
-    def _put(self, node: Node[Mark]) -> None:
+    def _put(self, node: Node) -> None:
         node_id = node.id
         evictable = not node.children if self.tree.kv_only else node.state is not None
         if not evictable or node.parent is None or node.locks or node_id in self._held:
@@ -364,7 +364,7 @@ class PrefixCache:
             self.history.check()
 
 
-def candidate(node: Node[Mark]) -> Candidate:
+def candidate(node: Node) -> Candidate:
     """`node` as an eviction policy sees it."""
     mark, parent = node.state, node.parent
     if parent is None:

@@ -18,6 +18,7 @@ from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.prefix.tree_check import check as check_tree
 from sglang_hybrid.prefix.tree_check import expect
 
+PATH_MARKS = 128  # marks on the way of one prompt: every request along it looks at each
 STRIDE = 2  # age bins whose passing is counted at once
 
 
@@ -35,7 +36,7 @@ class Sighting(NamedTuple):
     branch: Mark | None
     tip: Mark
     kept_tokens: int = -1
-    leaf: Node[Mark] | None = None
+    leaf: Node | None = None
 
 
 class History:
@@ -56,20 +57,25 @@ class History:
         if max_tokens <= 0 or max_marks <= 0:
             raise ConfigError(f"the history needs room for at least one token and mark: {max_tokens}, {max_marks}")
         self.table = table
-        self.tree: RadixTree[Mark] = RadixTree()
+        self.tree: RadixTree = RadixTree()
         self._max_tokens = max_tokens
         self._max_marks = max_marks
         self._min_branch_tokens = min_branch_tokens
         self._context_tokens = context_tokens
-        self._recency: OrderedDict[int, Node[Mark]] = OrderedDict()
+        self._recency: OrderedDict[int, Node] = OrderedDict()
         self._due = [_Queue() for _ in range((BINS - 1) // STRIDE)]
         self._uses = 0
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
         """Enter one finished request, learn from it, and return what was known before it came."""
         self._age(now)
-        found = self.tree.match(tokens if n_input >= tokens.size else tokens[:n_input])
+        prompt = tokens if n_input >= tokens.size else tokens[:n_input]
+        found = self.tree.match(prompt)
         nodes = path_nodes(found.node, max(0, n_input - 1))
+        if len(nodes) > PATH_MARKS:
+            self._thin(nodes)
+            found = self.tree.match(prompt)
+            nodes = path_nodes(found.node, max(0, n_input - 1))
         kept = _kept(found.partial or found.node)
         marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
         kind = self._tip_kind(found.kv_tokens, marks)
@@ -105,7 +111,7 @@ class History:
         self._evict()
         return mark
 
-    def lengthen(self, leaf: Node[Mark], tokens: Tokens, tip: Mark, now: float) -> bool:
+    def lengthen(self, leaf: Node, tokens: Tokens, tip: Mark, now: float) -> bool:
         """What `extend` does where `tip` is still the mark of `leaf` and nobody used it: `tokens` follow upon the leaf.
 
         Returns whether that is so; nothing has changed if not.
@@ -118,7 +124,7 @@ class History:
         self._evict()
         return True
 
-    def _moved(self, tip: Mark, leaf: Node[Mark], now: float) -> None:
+    def _moved(self, tip: Mark, leaf: Node, now: float) -> None:
         tip.last_s = now
         tip.room = room(leaf.end, self._context_tokens)
         self._touch(tip, now)
@@ -158,7 +164,7 @@ class History:
             return Kind.DIVERGED
         return Kind.FRESH if used.kind in (Kind.BRANCH, Kind.DECLARED) else Kind.APPENDED
 
-    def _use(self, node: Node[Mark], used: Mark, now: float) -> None:
+    def _use(self, node: Node, used: Mark, now: float) -> None:
         """Count the reuse of a mark; an end becomes superseded, or a branch once it was used again after that."""
         self._record_use(used, now)
         used.use(now)
@@ -172,7 +178,7 @@ class History:
         if used.kind == Kind.SUPERSEDED and older.state is not None and older.state.kind == Kind.SUPERSEDED:
             self._forget(older)  # long chains make every walk long; it goes on ageing, as good as never used again
 
-    def _mark(self, node: Node[Mark], kind: Kind, now: float, depth: int = 0) -> Mark:
+    def _mark(self, node: Node, kind: Kind, now: float, depth: int = 0) -> Mark:
         if node.state is not None:
             return node.state
         mark = Mark(kind, now)
@@ -219,11 +225,21 @@ class History:
         self.tree.changed.clear()
         self.tree.rebased.clear()
 
+    def _thin(self, nodes: list[Node]) -> None:
+        """Forget half of the marks on a path that has too many: those never used, then the least recently used.
+
+        A client can declare other boundaries, or part from a prompt elsewhere, with every request.
+        """
+        for node in sorted(nodes, key=_usefulness)[: len(nodes) // 2]:
+            if node.state is not None:
+                node.state.version = -1  # whether it is used again stays unknown
+                self._forget(node)
+
     def class_of(self, mark: Mark) -> int:
         """The reuse class of a mark that is not in the history."""
         return reuse_class(mark)
 
-    def _forget(self, node: Node[Mark]) -> None:
+    def _forget(self, node: Node) -> None:
         del self._recency[node.id]
         self.tree.drop(node)
 
@@ -251,10 +267,15 @@ class _Queue:
         self.versions.append(version)
 
 
-def _kept(node: Node[Mark]) -> int:
+def _usefulness(node: Node) -> tuple[bool, float]:
+    mark = node.state
+    return (False, 0.0) if mark is None else (mark.hits > 0 or mark.announced, mark.last_s)
+
+
+def _kept(node: Node) -> int:
     """How much of the latest sequence through `node` was kept, by the mark there or the next below: `kept_tokens`."""
     kept = -1
-    at: Node[Mark] | None = node
+    at: Node | None = node
     while at is not None and kept < node.end:
         if at.state is not None:
             kept = max(kept, 0 if at.state.announced else at.end - at.state.unkept)
@@ -264,10 +285,10 @@ def _kept(node: Node[Mark]) -> int:
     return kept
 
 
-def path_nodes(node: Node[Mark], limit: int) -> list[Node[Mark]]:
+def path_nodes(node: Node, limit: int) -> list[Node]:
     """Nodes with a mark from the root down to `node`, positions at most `limit`."""
     nodes = []
-    at: Node[Mark] | None = node
+    at: Node | None = node
     while at is not None:
         if at.state is not None and at.end <= limit:
             nodes.append(at)

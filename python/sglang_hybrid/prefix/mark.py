@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from mypy_extensions import mypyc_attr
+
 
 class Kind(IntEnum):
     """Why a position may be restarted from; the coarse part of a reuse class."""
@@ -17,6 +19,7 @@ class Kind(IntEnum):
 GAPS_AVERAGED = 16
 
 
+@mypyc_attr(acyclic=True)
 class Mark:
     """A restart position: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
 

@@ -1,38 +1,40 @@
 """One edge of the hybrid radix tree and the node at its end."""
 
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import mypyc_attr
 
+from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens
 
-S = TypeVar("S")
 Slots = npt.NDArray[np.int64]
 
 
 _CHILDLESS: dict[int, Any] = {}
 
 
-class Node(Generic[S]):
+@mypyc_attr(acyclic=True)
+class Node:
     """The edge `raw` (positions [start, end) of the sequence) with its KV, and the checkpoint at `end`, if any.
 
     `raw` holds the int32 token ids as bytes, which are compared and cut without an array each; `first` is the first id.
-    `state` is what the owner stores for a checkpoint (a slot index, a mark); None means no checkpoint. `slots` are the
+    `state` is the mark of the checkpoint; None means there is none. `slots` are the
     KV slots of the edge, or None where KV is only counted. `pins` counts locks taken on this very node, `locks` those
     on it or any descendant. A node whose `parent` is None is the root or has left the tree.
     """
 
     __slots__ = ("children", "end", "first", "id", "last_s", "locks", "parent", "pins", "raw", "slots", "state")
 
-    def __init__(self, node_id: int, raw: bytes, first: int, end: int, parent: "Node[S] | None", now: float) -> None:
+    def __init__(self, node_id: int, raw: bytes, first: int, end: int, parent: "Node | None", now: float) -> None:
         self.id = node_id
         self.raw = raw
         self.first = first
         self.end = end
         self.parent = parent
-        self.children: dict[int, Node[S]] = _CHILDLESS  # most nodes are leaves; see `adopt`
-        self.state: S | None = None
+        self.children: dict[int, Node] = _CHILDLESS  # most nodes are leaves; see `adopt`
+        self.state: Mark | None = None
         self.slots: Slots | None = None
         self.pins = 0
         self.locks = 0
@@ -52,7 +54,7 @@ class Node(Generic[S]):
     def is_leaf(self) -> bool:
         return not self.children
 
-    def adopt(self, child: "Node[S]") -> None:
+    def adopt(self, child: "Node") -> None:
         """Enter `child` under its first token."""
         if self.children is _CHILDLESS:
             self.children = {}
@@ -62,7 +64,7 @@ class Node(Generic[S]):
         """Have no children any more."""
         self.children = _CHILDLESS
 
-    def base(self) -> "Node[S]":
+    def base(self) -> "Node":
         """The nearest proper ancestor with a checkpoint, or the root (which stands for the empty prefix)."""
         node = self.parent
         if node is None:

@@ -147,7 +147,7 @@ class RecordedDecisions(Decisions):
         boundaries: tuple[int, ...] = (),
     ) -> Arrival:
         arrival = super().arrive(request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries)
-        name, values = self._namespaces[namespace], self._log.tokens(tokens)
+        name, values = self._number(namespace), self._log.tokens(tokens)
         head = ("arrive", request_id, now, name, restart_tokens, known_tokens, boundaries)
         self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
         return arrival
@@ -177,7 +177,7 @@ class RecordedDecisions(Decisions):
 
     def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
         super().seed(tokens, now, namespace)
-        self._log.write("seed", now, self._namespaces[namespace], self._log.tokens(tokens))
+        self._log.write("seed", now, self._number(namespace), self._log.tokens(tokens))
 
 
 _COSTS = (

@@ -9,6 +9,7 @@ decisions.
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import blake2b
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class Arrival:
     kept_tokens: int
     tip: Mark
     key: Tokens  # its input as the history keys it, and its node there
-    leaf: Node[Mark] | None = None
+    leaf: Node | None = None
     marks: dict[int, Mark] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ class Decisions:
         self._weighted: list[FlopAware] = []
         self._policies: dict[Pool, EvictionPolicy] = {}
         self._indices = {pool: self._index(pool, model, eviction, marconi_alpha) for pool in Pool}
-        self._namespaces: OrderedDict[str | None, int] = OrderedDict()
+        self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
         self._named = 0
         self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
         self._uses = 0
@@ -246,18 +247,24 @@ class Decisions:
 
     def _keyed(self, tokens: Tokens, namespace: str | None) -> Tokens:
         """The tokens behind one that stands for their namespace: requests of different ones never meet."""
-        number = self._namespaces.pop(namespace, None)
+        tokens = as_tokens(tokens)
+        key: Tokens = np.empty(tokens.size + 1, np.int32)
+        key[0] = self._number(namespace)
+        key[1:] = tokens
+        return key
+
+    def _number(self, namespace: str | None) -> int:
+        """The token that stands for `namespace`; the one asked for longest ago is forgotten beyond `_NAMESPACES`."""
+        name = None if namespace is None else namespace.encode(errors="surrogatepass")
+        digest = b"" if name is None else blake2b(name, digest_size=16).digest()
+        number = self._namespaces.pop(digest, None)
         if number is None:
             number = _FIRST_NAMESPACE + self._named
             self._named = (self._named + 1) % _FIRST_NAMESPACE
-        self._namespaces[namespace] = number
+        self._namespaces[digest] = number
         if len(self._namespaces) > _NAMESPACES:
             self._namespaces.popitem(last=False)
-        tokens = as_tokens(tokens)
-        key: Tokens = np.empty(tokens.size + 1, np.int32)
-        key[0] = number
-        key[1:] = tokens
-        return key
+        return number
 
     def check(self) -> None:
         """Raise InvariantError where an index or the history contradicts itself."""

@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
     marks: tuple[SavedMark, ...]
 
 
-def save(tree: RadixTree[Mark]) -> Snapshot:
+def save(tree: RadixTree) -> Snapshot:
     """The present content of `tree`, without locks and slots."""
     sequences: list[Tokens] = []
     marks: dict[int, SavedMark] = {}
@@ -37,7 +37,7 @@ def save(tree: RadixTree[Mark]) -> Snapshot:
         if not leaf.is_leaf:
             continue
         edges = []
-        node: Node[Mark] = leaf
+        node: Node = leaf
         while node.parent is not None:
             edges.append(node.tokens)
             mark = node.state
@@ -48,7 +48,7 @@ def save(tree: RadixTree[Mark]) -> Snapshot:
     return Snapshot(tuple(sequences), tuple(marks.values()))
 
 
-def load(tree: RadixTree[Mark], snapshot: Snapshot) -> None:
+def load(tree: RadixTree, snapshot: Snapshot) -> None:
     """Fill the empty `tree` with `snapshot`."""
     leaves = [tree.insert(tokens, 0.0) for tokens in snapshot.sequences]
     for saved in snapshot.marks:

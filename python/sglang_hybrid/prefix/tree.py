@@ -12,18 +12,19 @@ changed since the caller last cleared it: in `changed` the nodes with other chil
 """
 
 from itertools import islice
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.node import Node, S, Slots
+from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.node import Node, Slots
 from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens, common_prefix
 
 REBASED_CHILDREN = 32
 
 
-class Match(NamedTuple, Generic[S]):
+class Match(NamedTuple):
     """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can restart at `restart_tokens` <= `kv_tokens`.
 
     `node` is the deepest node that matched completely, `partial` the child whose edge matched only in part (or None),
@@ -32,40 +33,40 @@ class Match(NamedTuple, Generic[S]):
 
     kv_tokens: int
     restart_tokens: int
-    node: Node[S]
-    partial: Node[S] | None
-    restart: Node[S]
+    node: Node
+    partial: Node | None
+    restart: Node
 
 
-class Freed(Generic[S]):
+class Freed:
     """What an operation gave back: KV tokens (and their slots), checkpoints."""
 
     __slots__ = ("kv_tokens", "slots", "states")
 
     def __init__(self, kv_tokens: int = 0) -> None:
         self.kv_tokens = kv_tokens
-        self.states: list[S] = []
+        self.states: list[Mark] = []
         self.slots: list[Slots] = []
 
 
-class RadixTree(Generic[S]):
+class RadixTree:
     """A radix tree over int32 token ids; every method is O(path length + tokens compared or cut)."""
 
     def __init__(self, kv_only: bool = False) -> None:
         self.kv_only = kv_only
-        self.root: Node[S] = Node(0, b"", -1, 0, None, 0.0)
+        self.root: Node = Node(0, b"", -1, 0, None, 0.0)
         self.kv_tokens = 0
         self.states = 0
         self.nodes = 0
-        self.changed: dict[int, Node[S]] = {}
-        self.rebased: dict[int, Node[S]] = {}
+        self.changed: dict[int, Node] = {}
+        self.rebased: dict[int, Node] = {}
         self._next_id = 1
 
-    def match(self, tokens: Tokens, limit: int | None = None) -> Match[S]:
+    def match(self, tokens: Tokens, limit: int | None = None) -> Match:
         """The longest prefix of `tokens` in the tree, and the deepest restart position <= `limit`; reads only."""
         return self._walk(tokens, tokens.size if limit is None else limit, self.root, self.root)
 
-    def _walk(self, tokens: Tokens, limit: int, node: Node[S], restart: Node[S]) -> Match[S]:
+    def _walk(self, tokens: Tokens, limit: int, node: Node, restart: Node) -> Match:
         """The match of `tokens`, which `node` is known to match completely, with `restart` at or above it."""
         partial = None
         position, size = node.end, tokens.size
@@ -89,7 +90,7 @@ class RadixTree(Generic[S]):
             return tuple.__new__(Match, (position, restart.end, node, partial, restart))
         return tuple.__new__(Match, (position, min(position, limit), node, partial, partial or node))
 
-    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match[S] | None = None) -> Node[S]:
+    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match | None = None) -> Node:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
 
         `found`, a match of a prefix of `tokens` whose node is still in the tree, saves walking that prefix again.
@@ -105,7 +106,7 @@ class RadixTree(Generic[S]):
             start = node.end
         if start == tokens.size:
             return node
-        leaf: Node[S] = Node(self._next_id, tokens[start:].tobytes(), tokens.item(start), tokens.size, node, now)
+        leaf: Node = Node(self._next_id, tokens[start:].tobytes(), tokens.item(start), tokens.size, node, now)
         self._next_id += 1
         leaf.slots = None if slots is None else slots[start:].copy()
         node.adopt(leaf)
@@ -115,7 +116,7 @@ class RadixTree(Generic[S]):
         self.changed[leaf.id] = leaf
         return leaf
 
-    def lengthen(self, leaf: Node[S], tokens: Tokens) -> None:
+    def lengthen(self, leaf: Node, tokens: Tokens) -> None:
         """Let `tokens` follow upon a leaf, whose checkpoint is at their end then; KV is only counted."""
         if leaf.parent is None or leaf.children or leaf.slots is not None:
             raise InvariantError(f"only a live leaf without KV slots can be lengthened: node {leaf.id}")
@@ -124,7 +125,7 @@ class RadixTree(Generic[S]):
         self.kv_tokens += tokens.size
         self.changed[leaf.id] = leaf
 
-    def split(self, node: Node[S], position: int) -> Node[S]:
+    def split(self, node: Node, position: int) -> Node:
         """Cut the edge of `node` at `position` and return the new upper node, which has no checkpoint and no pin.
 
         The caller gives the upper node a reason to exist (a checkpoint, a second child) or calls `settle`.
@@ -133,7 +134,7 @@ class RadixTree(Generic[S]):
         parent = node.parent
         if parent is None or not 0 < cut < len(node.raw) // TOKEN_BYTES:
             raise InvariantError(f"split inside an edge, ({node.start}, {node.end}): {position}")
-        upper: Node[S] = Node(self._next_id, node.raw[: cut * TOKEN_BYTES], node.first, position, parent, node.last_s)
+        upper: Node = Node(self._next_id, node.raw[: cut * TOKEN_BYTES], node.first, position, parent, node.last_s)
         self._next_id += 1
         self.nodes += 1
         upper.locks = node.locks
@@ -148,7 +149,7 @@ class RadixTree(Generic[S]):
         self.changed[upper.id] = upper
         return upper
 
-    def node_at(self, below: Node[S], position: int) -> Node[S]:
+    def node_at(self, below: Node, position: int) -> Node:
         """The node ending at `position` on the path to `below`, split off if need be (then as after `split`)."""
         if not 0 <= position <= below.end:
             raise InvariantError(f"a position on the path lies in [0, {below.end}]: {position}")
@@ -157,7 +158,7 @@ class RadixTree(Generic[S]):
             node = node.parent
         return node if node.end == position else self.split(node, position)
 
-    def attach(self, node: Node[S], state: S) -> None:
+    def attach(self, node: Node, state: Mark) -> None:
         """Store a checkpoint at `node`; raises InvariantError at the root or where one exists."""
         if node.parent is None or node.state is not None:
             raise InvariantError(f"a checkpoint needs a live node without one: node {node.id}")
@@ -166,13 +167,13 @@ class RadixTree(Generic[S]):
         self.changed[node.id] = node
         self._rebase(node)
 
-    def lock(self, node: Node[S]) -> None:
+    def lock(self, node: Node) -> None:
         """Protect `node`, its checkpoint and the KV of its whole path until `unlock`; may be nested."""
         self._require_live(node)
         node.pins += 1
         self._add_locks(node, 1)
 
-    def unlock(self, node: Node[S]) -> Freed[S]:
+    def unlock(self, node: Node) -> Freed:
         """Undo one `lock` and free KV that nothing needs any more; raises ConfigError without a matching lock."""
         if node.pins == 0:
             raise ConfigError(f"unlock needs a lock on the same node before it: node {node.id}")
@@ -180,14 +181,14 @@ class RadixTree(Generic[S]):
         self._add_locks(node, -1)
         return self.settle(node)
 
-    def drop(self, node: Node[S]) -> Freed[S]:
+    def drop(self, node: Node) -> Freed:
         """Free the checkpoint of `node` and all KV that no checkpoint, branch or lock needs then.
 
         `kv_only`: free the leaf's edge instead. Raises InvariantError if the node is locked or has nothing to drop.
         """
         if node.locks or node.parent is None or (node.state is None and not (self.kv_only and node.is_leaf)):
             raise InvariantError(f"only an unlocked checkpoint (or unlocked leaf KV) can be dropped: node {node.id}")
-        freed: Freed[S] = Freed()
+        freed: Freed = Freed()
         if node.state is not None:
             freed.states.append(node.state)
             node.state = None
@@ -200,14 +201,14 @@ class RadixTree(Generic[S]):
             self._settle(node, freed)
         return freed
 
-    def trim(self, leaf: Node[S], kv_tokens: int) -> Freed[S]:
+    def trim(self, leaf: Node, kv_tokens: int) -> Freed:
         """Free the last `kv_tokens` tokens of an unlocked leaf (`kv_only`), and the leaf itself if that is all."""
         if not self.kv_only or leaf.locks or leaf.parent is None or leaf.children or kv_tokens < 0:
             raise InvariantError(f"only an unlocked leaf of a kv_only tree can be trimmed: node {leaf.id}")
         keep = len(leaf.raw) // TOKEN_BYTES - kv_tokens
         if keep <= 0:
             return self.drop(leaf)
-        freed: Freed[S] = Freed(kv_tokens)
+        freed: Freed = Freed(kv_tokens)
         if leaf.slots is not None:
             freed.slots.append(leaf.slots[keep:])
             leaf.slots = leaf.slots[:keep].copy()
@@ -217,13 +218,13 @@ class RadixTree(Generic[S]):
         self.changed[leaf.id] = leaf
         return freed
 
-    def settle(self, node: Node[S]) -> Freed[S]:
+    def settle(self, node: Node) -> Freed:
         """Bring `node` and its ancestors back to normal form and return what that freed."""
-        freed: Freed[S] = Freed()
+        freed: Freed = Freed()
         self._settle(node, freed)
         return freed
 
-    def _settle(self, node: Node[S], freed: Freed[S]) -> None:
+    def _settle(self, node: Node, freed: Freed) -> None:
         if node.parent is None or node.state is not None or node.pins:
             return
         children = node.children
@@ -233,7 +234,7 @@ class RadixTree(Generic[S]):
         elif len(children) == 1:
             self._absorb(node, next(iter(children.values())))
 
-    def _remove_leaf(self, leaf: Node[S], freed: Freed[S]) -> None:
+    def _remove_leaf(self, leaf: Node, freed: Freed) -> None:
         parent = leaf.parent
         if parent is None:
             raise InvariantError(f"the root cannot be removed: node {leaf.id}")
@@ -248,7 +249,7 @@ class RadixTree(Generic[S]):
         if not (self.kv_only and parent.is_leaf):
             self._settle(parent, freed)
 
-    def _absorb(self, upper: Node[S], child: Node[S]) -> None:
+    def _absorb(self, upper: Node, child: Node) -> None:
         """Move the KV of `upper` into its single child; `upper` leaves the tree."""
         parent = upper.parent
         if parent is None:
@@ -262,24 +263,24 @@ class RadixTree(Generic[S]):
         self._forget(upper)
         self.changed[child.id] = child
 
-    def _forget(self, node: Node[S]) -> None:
+    def _forget(self, node: Node) -> None:
         node.parent = None
         node.disown()
         self.nodes -= 1
         self.changed[node.id] = node
 
-    def _rebase(self, node: Node[S]) -> None:
+    def _rebase(self, node: Node) -> None:
         if node.children:
             for child in islice(node.children.values(), REBASED_CHILDREN):
                 self.rebased[child.id] = child
 
-    def _add_locks(self, node: Node[S], by: int) -> None:
-        at: Node[S] | None = node
+    def _add_locks(self, node: Node, by: int) -> None:
+        at: Node | None = node
         while at is not None:
             at.locks += by
             self.changed[at.id] = at
             at = at.parent
 
-    def _require_live(self, node: Node[S]) -> None:
+    def _require_live(self, node: Node) -> None:
         if node.parent is None and node is not self.root:
             raise ConfigError(f"match again, this node has left the tree: node {node.id}")

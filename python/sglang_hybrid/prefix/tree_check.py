@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.node import Node, S
+from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.tokens import TOKEN_BYTES
 from sglang_hybrid.prefix.tree import RadixTree
 
 
-def walk(tree: RadixTree[S]) -> Iterator[Node[S]]:
+def walk(tree: RadixTree) -> Iterator[Node]:
     """Every node but the root, parents before children."""
     stack = list(tree.root.children.values())
     while stack:
@@ -17,7 +17,7 @@ def walk(tree: RadixTree[S]) -> Iterator[Node[S]]:
         stack.extend(node.children.values())
 
 
-def check(tree: RadixTree[S]) -> None:
+def check(tree: RadixTree) -> None:
     """Raise InvariantError where the tree contradicts its counters, links or normal form."""
     nodes = kv_tokens = states = 0
     for node in walk(tree):
@@ -30,7 +30,7 @@ def check(tree: RadixTree[S]) -> None:
     expect(states == tree.states, "checkpoints", tree.states, states)
 
 
-def _check_node(node: Node[S], tree: RadixTree[S]) -> None:
+def _check_node(node: Node, tree: RadixTree) -> None:
     parent = node.parent
     tokens = node.tokens
     if parent is None or tokens.size == 0:

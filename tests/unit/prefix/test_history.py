@@ -5,7 +5,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.classes import CLASSES, PRIORS
-from sglang_hybrid.prefix.history import History
+from sglang_hybrid.prefix.history import PATH_MARKS, History
 from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.reuse import BINS, ReuseTable, age_bin
 from sglang_hybrid.prefix.tokens import Tokens
@@ -111,3 +111,15 @@ def test_unused_marks_are_counted_as_they_age() -> None:
 def test_a_history_without_room_is_refused(bounds: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         fresh(**bounds)
+
+
+def test_marks_on_one_path_are_bounded_and_what_is_in_use_stays() -> None:
+    history, whole = fresh(), text(7, 8000)
+    for request in range(250):
+        boundaries = tuple(range(1 + request, 8000, 250))
+        sighting = history.observe(whole, 8000, float(request), boundaries)
+        assert len(sighting.marks) <= PATH_MARKS
+        if request % 10 == 0:
+            other = history.observe(np.concatenate((whole[:500], text(100 + request, 40))), 540, request + 0.5)
+    history.check()
+    assert max(at for at, _ in other.marks) > 500 - 16, "where the others part"

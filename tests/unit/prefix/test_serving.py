@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.admission import MOST_POSITIONS
 from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
@@ -286,3 +288,27 @@ def test_hot_prefixes_are_read_or_the_line_is_named(tmp_path: Path) -> None:
         read_prefixes(str(path))
     with pytest.raises(ConfigError, match="cannot read"):
         read_prefixes(str(tmp_path / "none"))
+
+
+def test_one_request_takes_few_checkpoints_however_many_were_declared_before_it() -> None:
+    rng, decisions = random.Random(31), Decisions(SPEC)
+    prompt = words(rng, 8000)
+    for request in range(250):
+        boundaries = tuple(sorted(rng.sample(range(1, 8001), 32)))
+        arrival = decisions.arrive(str(request), prompt, float(request), 0, 0, boundaries=boundaries)
+        assert len(arrival.positions) <= MOST_POSITIONS
+        decisions.finish(str(request), arrival, prompt, request + 0.5, 0)
+    plain = decisions.arrive("plain", prompt, 300.0, 0, 0)
+    assert plain.positions[-1] == 7999
+    assert len(plain.positions) <= MOST_POSITIONS
+
+
+def test_a_namespace_takes_the_same_memory_however_long_its_name_is() -> None:
+    decisions, name = Decisions(SPEC), "salt" * 500_000
+    tokens = np.arange(3, dtype=np.int32)
+    first = decisions.arrive("a", tokens, 0.0, 0, 0, name)
+    decisions.finish("a", first, tokens, 1.0, 3)
+    assert decisions.arrive("b", tokens, 2.0, 0, 0, name).seen_tokens == 3
+    assert decisions.arrive("c", tokens, 3.0, 0, 0, name + "x").seen_tokens == 0
+    assert decisions.arrive("d", tokens, 4.0, 0, 0, "\ud800").seen_tokens == 0, "text that no encoding has"
+    assert sum(map(sys.getsizeof, decisions._namespaces)) < 1000

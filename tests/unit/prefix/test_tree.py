@@ -1,25 +1,31 @@
 """The hybrid radix tree: matching, splitting, separable checkpoints and KV, locks."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
 from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.prefix.tree_check import check, walk
+
+MARKS: defaultdict[str, Mark] = defaultdict(lambda: Mark(Kind.FRESH, 0.0))
+"""The mark of each checkpoint, by the path to it."""
 
 
 def seq(text: str) -> Tokens:
     return as_tokens([ord(letter) for letter in text])
 
 
-def grown(*paths: str, kv_only: bool = False) -> RadixTree[str]:
-    """A tree with a checkpoint (named like its path) at the end of each of `paths`."""
-    tree: RadixTree[str] = RadixTree(kv_only)
+def grown(*paths: str, kv_only: bool = False) -> RadixTree:
+    """A tree with a checkpoint (whose mark is MARKS of its path) at the end of each of `paths`."""
+    tree: RadixTree = RadixTree(kv_only)
     for path in paths:
         node = tree.insert(seq(path), 0.0)
         if not kv_only:
-            tree.attach(node, path)
+            tree.attach(node, MARKS[path])
         check(tree)
     return tree
 
@@ -28,7 +34,7 @@ def test_match_restarts_at_the_deepest_checkpoint_and_knows_deeper_kv() -> None:
     tree = grown("abcdef", "abc")
     found = tree.match(seq("abcdxx"))
     assert (found.kv_tokens, found.restart_tokens) == (4, 3)
-    assert found.restart.state == "abc"
+    assert found.restart.state is MARKS["abc"]
     assert tree.match(seq("abcdef"), limit=5).restart_tokens == 3
     assert tree.match(seq("x")).restart is tree.root
 
@@ -49,13 +55,13 @@ def test_pure_transformer_restarts_anywhere() -> None:
 def test_insert_splits_where_sequences_part() -> None:
     tree = grown("abcd", "abxy")
     assert tree.kv_tokens == 6
-    assert sorted((n.end, n.state) for n in walk(tree) if n.state) == [(4, "abcd"), (4, "abxy")]
+    assert {id(n.state): n.end for n in walk(tree) if n.state} == {id(MARKS["abcd"]): 4, id(MARKS["abxy"]): 4}
     assert [n.end for n in walk(tree) if n.state is None] == [2]
 
 
 def test_insert_of_a_known_sequence_returns_its_node() -> None:
     tree = grown("abcd")
-    assert tree.insert(seq("abcd"), 1.0).state == "abcd"
+    assert tree.insert(seq("abcd"), 1.0).state is MARKS["abcd"]
     assert tree.insert(seq(""), 1.0) is tree.root
     assert tree.kv_tokens == 4
 
@@ -63,7 +69,7 @@ def test_insert_of_a_known_sequence_returns_its_node() -> None:
 def test_insert_from_a_match_equals_insert_from_the_root() -> None:
     tree = grown("abcd")
     leaf = tree.insert(seq("abcdef"), 0.0, found=tree.match(seq("abcd")))
-    tree.attach(leaf, "leaf")
+    tree.attach(leaf, MARKS["leaf"])
     check(tree)
     assert leaf.end == 6
     assert tree.kv_tokens == 6
@@ -72,7 +78,7 @@ def test_insert_from_a_match_equals_insert_from_the_root() -> None:
 def test_dropped_checkpoint_leaves_kv_to_descendants() -> None:
     tree = grown("ab", "abcd", "abxy")
     freed = tree.drop(tree.match(seq("ab")).restart)
-    assert (freed.kv_tokens, freed.states) == (0, ["ab"])
+    assert (freed.kv_tokens, freed.states) == (0, [MARKS["ab"]])
     assert tree.match(seq("abcd")).restart_tokens == 4
     check(tree)
 
@@ -80,7 +86,7 @@ def test_dropped_checkpoint_leaves_kv_to_descendants() -> None:
 def test_single_child_absorbs_the_kv_of_a_dropped_checkpoint() -> None:
     tree = grown("ab", "abcd")
     tree.drop(tree.match(seq("ab")).restart)
-    assert [(n.start, n.end, n.state) for n in walk(tree)] == [(0, 4, "abcd")]
+    assert [(n.start, n.end, n.state) for n in walk(tree)] == [(0, 4, MARKS["abcd"])]
     check(tree)
 
 
@@ -106,7 +112,7 @@ def test_locked_path_survives_and_settles_on_unlock() -> None:
 
 
 def test_pinned_node_without_checkpoint_is_freed_by_the_last_unlock() -> None:
-    tree: RadixTree[str] = RadixTree()
+    tree: RadixTree = RadixTree()
     node = tree.insert(seq("abc"), 0.0)
     tree.lock(node)
     tree.lock(node)
@@ -130,9 +136,9 @@ def test_misuse_is_an_invariant_error() -> None:
     tree = grown("abcd")
     node = tree.match(seq("abcd")).restart
     with pytest.raises(InvariantError):
-        tree.attach(node, "again")
+        tree.attach(node, MARKS["again"])
     with pytest.raises(InvariantError):
-        tree.attach(tree.root, "root")
+        tree.attach(tree.root, MARKS["root"])
     with pytest.raises(InvariantError):
         tree.split(node, 4)
     with pytest.raises(InvariantError):
@@ -142,10 +148,10 @@ def test_misuse_is_an_invariant_error() -> None:
 
 
 def test_slots_follow_splits_absorption_and_eviction() -> None:
-    tree: RadixTree[str] = RadixTree()
+    tree: RadixTree = RadixTree()
     slots = np.arange(100, 104)
-    tree.attach(tree.insert(seq("abcd"), 0.0, slots), "abcd")
-    tree.attach(tree.node_at(tree.match(seq("abcd")).node, 2), "ab")
+    tree.attach(tree.insert(seq("abcd"), 0.0, slots), MARKS["abcd"])
+    tree.attach(tree.node_at(tree.match(seq("abcd")).node, 2), MARKS["ab"])
     assert {n.end: n.slots.tolist() for n in walk(tree) if n.slots is not None} == {2: [100, 101], 4: [102, 103]}
     tree.drop(tree.match(seq("ab")).restart)
     freed = tree.drop(tree.match(seq("abcd")).restart)
@@ -165,13 +171,13 @@ def test_trim_cuts_a_pure_kv_leaf_from_its_end() -> None:
 
 def test_a_thousand_splits_stay_within_twice_the_tokens() -> None:
     rng = np.random.default_rng(5)
-    tree: RadixTree[int] = RadixTree()
+    tree: RadixTree = RadixTree()
     long = rng.integers(0, 50, 4000).astype(np.int32)
     leaf = tree.insert(long, 0.0)
-    tree.attach(leaf, 0)
+    tree.attach(leaf, MARKS["leaf"])
     for position in rng.permutation(np.arange(1, 4000))[:1000]:
         node = tree.node_at(leaf, int(position))
-        tree.attach(node, 1)
+        tree.attach(node, MARKS["node"])
     check(tree)
     for node in list(walk(tree)):
         if node is not leaf:

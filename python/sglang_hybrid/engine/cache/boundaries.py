@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.admission import MOST_POSITIONS
 
 KEY = "cache_boundaries"
 """Key of a request's `custom_params`: token positions, counted from the start of its prompt."""
-
-MOST = 32
-"""Positions a request may name: each takes a slot for a state while its prefill runs."""
 
 VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
@@ -23,8 +21,8 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
     given = (custom_params or {}).get(KEY, ()) if isinstance(custom_params, (dict, type(None))) else ()
     if not isinstance(given, (list, tuple)) or any(type(at) is not int for at in given):
         raise ConfigError(f"custom_params.{KEY} is a list of token positions: {given!r}")
-    if len(given) > MOST:
-        raise ConfigError(f"custom_params.{KEY} names at most {MOST} positions: {len(given)}")
+    if len(given) > MOST_POSITIONS:
+        raise ConfigError(f"custom_params.{KEY} names at most {MOST_POSITIONS} positions: {len(given)}")
     if any(not 0 < at <= prompt_tokens for at in given):
         raise ConfigError(
             f"custom_params.{KEY} are positions in the prompt, which has {prompt_tokens} tokens: {list(given)}"
