@@ -5,10 +5,10 @@ after its KV was evicted, and reuse is counted for every restart position, kept 
 are not censored by its own evictions. It is bounded by tokens and marks; the least recently used marks leave first.
 """
 
-from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix.chain import Chain
 from sglang_hybrid.prefix.classes import reuse_class, room
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
@@ -54,6 +54,9 @@ class History:
         min_branch_tokens: int = 16,
         context_tokens: int = 0,
     ) -> None:
+        # Marks by stage of age, each stage in order of last use: all in one order, from the last stage to the first.
+        self._stages = [Chain() for _ in range((BINS - 1) // STRIDE + 1)]
+        self._loose = 0  # marks that left the tree and go on ageing
         if max_tokens <= 0 or max_marks <= 0:
             raise ConfigError(f"the history needs room for at least one token and mark: {max_tokens}, {max_marks}")
         self.table = table
@@ -62,9 +65,6 @@ class History:
         self._max_marks = max_marks
         self._min_branch_tokens = min_branch_tokens
         self._context_tokens = context_tokens
-        self._recency: OrderedDict[int, Node] = OrderedDict()
-        self._due = [_Queue() for _ in range((BINS - 1) // STRIDE)]
-        self._uses = 0
 
     def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
         """Enter one finished request, learn from it, and return what was known before it came."""
@@ -105,8 +105,8 @@ class History:
         else:
             mark = tip
             self.tree.attach(leaf, tip)
-            self._recency[leaf.id] = leaf
-            self._forget(held)
+            self.tree.drop(held)
+            tip.node = leaf
             self._moved(tip, leaf, now)
         self._evict()
         return mark
@@ -119,7 +119,6 @@ class History:
         if leaf.parent is None or leaf.state is not tip or leaf.children or tip.hits:
             return False
         self.tree.lengthen(leaf, tokens)
-        self._recency.move_to_end(leaf.id)
         self._moved(tip, leaf, now)
         self._evict()
         return True
@@ -127,7 +126,7 @@ class History:
     def _moved(self, tip: Mark, leaf: Node, now: float) -> None:
         tip.last_s = now
         tip.room = room(leaf.end, self._context_tokens)
-        self._touch(tip, now)
+        self._touch(tip)
 
     def shorten(self, tokens: Tokens, keep: int) -> None:
         """Nobody computed `tokens` beyond the first `keep`: forget what of the rest nobody used or shares."""
@@ -136,8 +135,7 @@ class History:
             mark, above = node.state, node.parent
             if mark is None or mark.hits or mark.announced:
                 break
-            mark.version = -1
-            self._forget(node)
+            self._forget(mark, node)
             node = above
         self._evict()
 
@@ -146,7 +144,8 @@ class History:
         if mark.last_s < now:
             self._record_use(mark, now)
             mark.use(now)
-            self._touch(mark, now)
+            self._loose += mark.stage < 0
+            self._touch(mark)
 
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: its first request is treated as a second sighting."""
@@ -172,11 +171,14 @@ class History:
             used.kind = Kind.BRANCH
         elif used.kind != Kind.BRANCH:
             used.kind = Kind.SUPERSEDED
-        self._touch(used, now)
-        self._recency.move_to_end(node.id)
+        self._touch(used)
         older = node.base()
-        if used.kind == Kind.SUPERSEDED and older.state is not None and older.state.kind == Kind.SUPERSEDED:
-            self._forget(older)  # long chains make every walk long; it goes on ageing, as good as never used again
+        before = older.state
+        if used.kind == Kind.SUPERSEDED and before is not None and before.kind == Kind.SUPERSEDED:
+            # Long paths make every walk long. It goes on ageing, as good as never used again.
+            before.node = None
+            self.tree.drop(older)
+            self._loose += 1
 
     def _mark(self, node: Node, kind: Kind, now: float, depth: int = 0) -> Mark:
         if node.state is not None:
@@ -185,43 +187,50 @@ class History:
         mark.depth = depth
         mark.room = room(node.end, self._context_tokens)
         self.tree.attach(node, mark)
-        self._recency[node.id] = node
-        self._touch(mark, now)
+        mark.node = node
+        self._touch(mark)
         return mark
 
-    def _touch(self, mark: Mark, now: float) -> None:
-        self._uses += 1
-        mark.version = self._uses
+    def _touch(self, mark: Mark) -> None:
+        """`mark` is the most recently used one now."""
         mark.reuse_class = reuse_class(mark)
-        self._due[0].add(mark, mark.version)
+        self._enter(mark, 0)
+
+    def _enter(self, mark: Mark, stage: int) -> None:
+        if mark.stage >= 0:
+            self._stages[mark.stage].remove(mark)
+        mark.stage = stage
+        self._stages[stage].append(mark)
 
     def _age(self, now: float) -> None:
         """Count the marks that outlived another `STRIDE` age bins unused."""
-        for step, queue in enumerate(self._due):
-            end = (step + 1) * STRIDE
+        last = len(self._stages) - 1
+        for stage in range(last):
+            chain, end = self._stages[stage], (stage + 1) * STRIDE
             limit = now - EDGES_LIST[end]
-            while queue.marks:
-                mark, version = queue.marks[0], queue.versions[0]
-                if mark.version == version:
-                    if mark.last_s > limit:
-                        break
-                    self.table.record_passed(mark.reuse_class, end - STRIDE, end)
-                    if step + 1 < len(self._due):
-                        self._due[step + 1].add(mark, version)
-                queue.marks.popleft()
-                queue.versions.popleft()
+            mark = chain.first
+            while mark is not None and mark.last_s <= limit:
+                self.table.record_passed(mark.reuse_class, end - STRIDE, end)
+                if mark.node is None and stage + 1 == last:
+                    self._leave(mark)
+                else:
+                    self._enter(mark, stage + 1)
+                mark = chain.first
 
     def _record_use(self, mark: Mark, now: float) -> None:
         at_bin = age_bin(now - mark.last_s)
-        counted = min(at_bin // STRIDE, len(self._due)) * STRIDE  # `_age` has counted these bins already
+        counted = min(at_bin // STRIDE, len(self._stages) - 1) * STRIDE  # `_age` has counted these bins already
         self.table.record_use(mark.reuse_class, at_bin, counted)
 
     def _evict(self) -> None:
-        while self._recency and (self.tree.kv_tokens > self._max_tokens or self.tree.states > self._max_marks):
-            oldest = next(iter(self._recency.values()))
-            if oldest.state is not None:
-                oldest.state.version = -1  # its age is no longer counted: whether it is used again stays unknown
-            self._forget(oldest)
+        while self.tree.kv_tokens > self._max_tokens or self.tree.states + self._loose > self._max_marks:
+            oldest = next((chain.first for chain in reversed(self._stages) if chain.first is not None), None)
+            if oldest is None:
+                break
+            if oldest.node is None:
+                self._leave(oldest)
+            else:
+                self._forget(oldest, oldest.node)
         self.tree.changed.clear()
         self.tree.rebased.clear()
 
@@ -232,39 +241,45 @@ class History:
         """
         for node in sorted(nodes, key=_usefulness)[: len(nodes) // 2]:
             if node.state is not None:
-                node.state.version = -1  # whether it is used again stays unknown
-                self._forget(node)
+                self._forget(node.state, node)
 
     def class_of(self, mark: Mark) -> int:
         """The reuse class of a mark that is not in the history."""
         return reuse_class(mark)
 
-    def _forget(self, node: Node) -> None:
-        del self._recency[node.id]
+    def _forget(self, mark: Mark, node: Node) -> None:
+        """Drop `mark` from `node`; whether it is used again stays unknown, so its age is no longer counted."""
+        mark.node = None
         self.tree.drop(node)
+        self._loose += 1
+        self._leave(mark)
+
+    def _leave(self, mark: Mark) -> None:
+        """A loose mark ages no more."""
+        self._stages[mark.stage].remove(mark)
+        mark.stage = -1
+        self._loose -= 1
+
+    def __del__(self) -> None:
+        """Take the links apart: marks are not garbage collected."""
+        for chain in self._stages:
+            for mark in chain:
+                mark.node = None
+            chain.clear()
 
     def check(self) -> None:
         """Raise InvariantError where tree, recency order or bounds disagree."""
         check_tree(self.tree)
-        expect(len(self._recency) == self.tree.states, "marks in recency order", len(self._recency), self.tree.states)
+        for stage, chain in enumerate(self._stages):
+            chain.check()
+            for mark in chain:
+                expect(mark.stage == stage, "stage of a mark", mark.stage, stage)
+                expect(mark.node is None or mark.node.state is mark, "node of a mark", mark.node, mark)
+        chained = sum(chain.size for chain in self._stages)
+        expect(chained == self.tree.states + self._loose, "marks in order", chained, self.tree.states + self._loose)
         expect(self.tree.kv_tokens <= self._max_tokens, "history tokens", self.tree.kv_tokens, self._max_tokens)
         expect(self.tree.states <= self._max_marks, "history marks", self.tree.states, self._max_marks)
         self.table.check()
-
-
-class _Queue:
-    """Marks in order of last use, with the version they had: a stale one was used again. Two deques, for pairs of them
-    would be as many objects as all marks for the garbage collector to walk over."""
-
-    __slots__ = ("marks", "versions")
-
-    def __init__(self) -> None:
-        self.marks: deque[Mark] = deque()
-        self.versions: deque[int] = deque()
-
-    def add(self, mark: Mark, version: int) -> None:
-        self.marks.append(mark)
-        self.versions.append(version)
 
 
 def _usefulness(node: Node) -> tuple[bool, float]:

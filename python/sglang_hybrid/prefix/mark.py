@@ -1,8 +1,12 @@
 """What is remembered about one restart position: who made it, how often and when it was last used."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
+
+if TYPE_CHECKING:
+    from sglang_hybrid.prefix.node import Node
 
 
 class Kind(IntEnum):
@@ -25,15 +29,19 @@ class Mark:
 
     `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
     `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `room` says
-    how full the context is there (`classes.room`), `reuse_class` indexes the reuse table. `version` belongs to the
-    history: it changes with every use there. `lost` and `refused` say why a checkpoint is not there: given up for
-    another, or never taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept,
-    because no state stands behind them; `announced` is a position that nobody has computed so far.
+    how full the context is there (`classes.room`), `reuse_class` indexes the reuse table. `older`, `newer`, `stage`
+    and `node` belong to the history: the neighbours in the order of last use, the stage of age they are in (-1: in
+    none), and the node there. `lost` and `refused` say why a checkpoint is not there: given up for another, or never
+    taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept, because no state
+    stands behind them; `announced` is a position that nobody has computed so far.
+
+    Compiled marks and nodes are no business of the garbage collector (`acyclic`): a full history has 800,000 of them.
+    So whoever links them takes the links apart when they go.
     """
 
     __slots__ = (
-        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "refused", "reuse_class", "room",
-        "touch", "unkept", "version",
+        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "newer", "node", "older", "refused",
+        "reuse_class", "room", "stage", "touch", "unkept",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
@@ -45,7 +53,10 @@ class Mark:
         self.last_s = last_s
         self.touch = touch
         self.reuse_class = 0
-        self.version = 0
+        self.older: Mark | None = None
+        self.newer: Mark | None = None
+        self.stage = -1
+        self.node: Node | None = None
         self.heir: Mark | None = None
         self.lost = False
         self.refused = False

@@ -263,6 +263,15 @@ class RadixTree:
         self._forget(upper)
         self.changed[child.id] = child
 
+    def __del__(self) -> None:
+        """Take the nodes apart, which point to each other and are not garbage collected."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            node.parent = None
+            node.disown()
+
     def _forget(self, node: Node) -> None:
         node.parent = None
         node.disown()
