@@ -58,7 +58,7 @@ def main() -> int:
         history.observe(tokens, tokens.size, float(requests))
         requests += 1
     rows = {"empty": empty, "full": measured(given.repeats)}
-    print(FORM, rows)  # noqa: T201
+    print(FORM, rows)
     form = FORM.split(":")[0]
     write("sim", f"garbage-{form}", {**head("numpy"), "form": FORM, "marks": given.marks, "requests": requests, **rows})
     return 0
