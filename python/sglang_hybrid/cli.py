@@ -62,6 +62,7 @@ def _replay(arguments: list[str]) -> int:
     for log in arguments:
         found = replay(Path(log))
         end = "" if found.complete else " (the log ends early)"
+        end += f" ({found.skipped} cut line skipped)" if found.skipped else ""
         print(  # noqa: T201
             f"{log}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
             f"{len(found.differences)} decided differently{end}"

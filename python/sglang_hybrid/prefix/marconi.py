@@ -1,5 +1,7 @@
 """Marconi's FLOP-aware eviction (section 4.2, equation 2, and 4.3), exactly by the paper."""
 
+import sys
+
 import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
@@ -121,7 +123,7 @@ class FlopAwareIndex:
 
 
 def _scale(values: FloatArray) -> tuple[float, float]:
-    """Lowest value, and one over the spread (0 where the values do not differ)."""
+    """Lowest value, and one over the spread (0 where the values do not differ by a normal number)."""
     low = float(np.nanmin(values))
     spread = float(np.nanmax(values)) - low
-    return low, 1.0 / spread if spread > 0.0 else 0.0
+    return low, 1.0 / spread if spread >= sys.float_info.min else 0.0

@@ -20,8 +20,8 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.log_schema import LINE_BYTES, Damage, check_line, check_settings, parsed
 from sglang_hybrid.prefix.serving import TUNED, Arrival, Decisions, Pool
 from sglang_hybrid.prefix.tokens import Tokens
 
@@ -108,7 +109,7 @@ class RequestLog:
         text = json.dumps(line, separators=(",", ":")) + "\n"
         self._left -= len(text)
         try:
-            if self._left < 0:
+            if self._left < 0 or len(text) > LINE_BYTES:
                 self._file.write('["full"]\n')
                 logger.warning("the request log is full and ends here")
                 self.close()
@@ -188,121 +189,129 @@ _COSTS = (
     "flops_per_token_pair",
     "context_tokens",
 )
-_SETTINGS = {*_COSTS, "admission", "eviction", "marconi_alpha"}
 
 
 @dataclass
 class Replayed:
-    """What a replay found: how much it repeated, and the lines (numbers from 1) whose decision came out differently."""
+    """What a replay found: how much it repeated, and the lines (numbers from 1) whose decision came out differently.
+
+    `complete` is False if the log was full, or its last line was cut (`skipped` counts that one).
+    """
 
     requests: int = 0
     checkpoints: int = 0
     evictions: int = 0
     differences: list[str] = field(default_factory=list)
     complete: bool = True
+    skipped: int = 0
 
 
 def replay(path: Path) -> Replayed:
     """Ask the questions of a log again, in a fresh `Decisions`, and compare every admission and eviction.
 
-    Raises ConfigError for a file that is not a log.
+    Raises ConfigError for a file that is not a log, and for a damaged line, by its number and what is wrong with it.
     """
-    with closing(_lines(path)) as lines:
-        return _replay(path, lines)
-
-
-def _replay(path: Path, lines: Iterator[list[Any]]) -> Replayed:
-    match next(lines, None):
-        case [version, dict() as settings] if version == VERSION and set(settings) == _SETTINGS:
-            pass
-        case _:
-            raise ConfigError(f"not a request log of version {VERSION}: {path}")
-    choices = {key: settings.pop(key) for key in ("admission", "eviction", "marconi_alpha")}
-    if choices["marconi_alpha"] == TUNED:
-        choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
-    decisions = Decisions(ModelSpec(**settings), **choices)
-    found, arrivals = Replayed(), dict[str, tuple[Arrival, Tokens]]()
-    for number, line in enumerate(lines, 2):
-        kind, *values = line
-        if kind == "full":
-            found.complete = False
-            continue
-        try:
-            _REPLAYS[kind](decisions, arrivals, found, f"line {number}", *values)
-        except (TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"the request log is damaged: {path}, line {number}: {str(line)[:80]}") from error
-    return found
-
-
-def _lines(path: Path) -> Generator[list[Any], None, None]:
+    number = 0
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, 1):
-                if number > 1 and not text.endswith("\n"):
-                    yield ["full"]  # the disk was, or the server ended within a line
-                    return
-                line = json.loads(text)
-                if not isinstance(line, list) or not line or (number > 1 and line[0] not in {*_REPLAYS, "full"}):
-                    raise ConfigError(f"not a line of a request log, {path}, line {number}: {text[:80]!r}")
-                yield line
+        with path.open("rb") as file:
+            number = 1
+            asked = _Replay(_decisions(_first(path, file.readline(LINE_BYTES + 1))))
+            while raw := file.readline(LINE_BYTES + 1):
+                number += 1
+                if not raw.endswith(b"\n") and len(raw) <= LINE_BYTES:
+                    asked.cut()  # the disk was full, or the server ended within a line
+                    break
+                line = parsed(raw)
+                check_line(line)
+                asked.line(f"line {number}", *line)
     except OSError as error:
         raise ConfigError(f"cannot read the request log ({error.strerror}): {path}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the request log is damaged: {path}: {error}") from error
+    except Damage as error:
+        raise ConfigError(
+            f"the request log is damaged, let a server write another: {path}, line {number}: {error}"
+        ) from error
+    return asked.found
 
 
-def _arrive(
-    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], found: Replayed, where: str,
-    request: str, now: float, name: int, restart: int, known: int, boundaries: list[int], tokens: list[int],
-    positions: list[int], seen: int,
-) -> None:  # fmt: skip
-    values = np.array(tokens, np.int32)
-    arrival = decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries))
-    arrivals[request] = arrival, values
-    found.requests += 1
-    found.checkpoints += len(positions)
-    if list(arrival.positions) != positions:
-        found.differences.append(f"{where}: checkpoints at {list(arrival.positions)} instead of {positions}")
-    if arrival.seen_tokens != seen:
-        found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
+def _first(path: Path, raw: bytes) -> dict[str, Any]:
+    """The settings in the first line."""
+    match parsed(raw) if raw else None:
+        case [int(version), dict() as settings] if version == VERSION:
+            check_settings(settings)
+            return settings
+    raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")
 
 
-def _computed(decisions: Decisions, _: Any, __: Replayed, ___: str, request: str) -> None:
-    decisions.computed(request)
+def _decisions(settings: dict[str, Any]) -> Decisions:
+    choices = {key: settings[key] for key in ("admission", "eviction", "marconi_alpha")}
+    if choices["marconi_alpha"] == TUNED:
+        choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
+    return Decisions(ModelSpec(**{key: settings[key] for key in _COSTS}), **choices)
 
 
-def _finish(
-    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str,
-    request: str, now: float, length: int, tail: list[int], kept: int,
-) -> None:  # fmt: skip
-    arrival, values = arrivals.pop(request)
-    decisions.finish(request, arrival, np.concatenate((values, np.array(tail, np.int32)))[:length], now, kept)
+class _Replay:
+    """The decisions that are asked again, the requests under way, and what was found; a method per kind of line."""
 
+    def __init__(self, decisions: Decisions) -> None:
+        self.found = Replayed()
+        self._decisions = decisions
+        self._arrivals: dict[str, tuple[Arrival, Tokens]] = {}
+        self._kinds: dict[str, Callable[..., None]] = {
+            "arrive": self._arrive, "computed": self._computed, "finish": self._finish, "put": self._put,
+            "discard": self._discard, "victim": self._victim, "seed": self._seed, "full": self._full,
+        }  # fmt: skip
 
-def _put(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, *candidate: Any) -> None:
-    decisions.put(Pool(pool), Candidate(*candidate))
+    def line(self, where: str, kind: str, *values: Any) -> None:
+        """Take a line that passed `check_line`; raises Damage where it contradicts those before it."""
+        self._kinds[kind](where, *values)
 
+    def cut(self) -> None:
+        """The last line is not whole."""
+        self.found.complete = False
+        self.found.skipped += 1
 
-def _discard(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, candidate_id: int) -> None:
-    decisions.discard(Pool(pool), candidate_id)
+    def _arrive(
+        self, where: str, request: str, now: float, name: int, restart: int, known: int, boundaries: list[int],
+        tokens: list[int], positions: list[int], seen: int,
+    ) -> None:  # fmt: skip
+        if boundaries and max(boundaries) > len(tokens):
+            raise Damage(f"boundaries lie in the {len(tokens)} tokens of the request", boundaries)
+        values = np.array(tokens, np.int32)
+        arrival = self._decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries))
+        self._arrivals[request] = arrival, values
+        found = self.found
+        found.requests += 1
+        found.checkpoints += len(positions)
+        if list(arrival.positions) != positions:
+            found.differences.append(f"{where}: checkpoints at {list(arrival.positions)} instead of {positions}")
+        if arrival.seen_tokens != seen:
+            found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
 
+    def _computed(self, _: str, request: str) -> None:
+        self._decisions.computed(request)
 
-def _victim(
-    decisions: Decisions, _: Any, found: Replayed, where: str,
-    pool: str, now: float, victim: int | None, alpha: float | None,
-) -> None:  # fmt: skip
-    decisions.alpha = alpha
-    again = decisions.victim(Pool(pool), now)
-    found.evictions += victim is not None
-    if again != victim:
-        found.differences.append(f"{where}: evicts {again} instead of {victim} from the {pool} pool")
+    def _finish(self, _: str, request: str, now: float, length: int, tail: list[int], kept: int) -> None:
+        if request not in self._arrivals:
+            raise Damage("a request arrives before it finishes", request)
+        arrival, values = self._arrivals.pop(request)
+        whole = np.concatenate((values, np.array(tail, np.int32)))
+        self._decisions.finish(request, arrival, whole[:length], now, kept)
 
+    def _put(self, _: str, pool: str, *candidate: Any) -> None:
+        self._decisions.put(Pool(pool), Candidate(*candidate))
 
-def _seed(decisions: Decisions, _: Any, __: Replayed, ___: str, now: float, name: int, tokens: list[int]) -> None:
-    decisions.seed(np.array(tokens, np.int32), now, str(name))
+    def _discard(self, _: str, pool: str, candidate_id: int) -> None:
+        self._decisions.discard(Pool(pool), candidate_id)
 
+    def _victim(self, where: str, pool: str, now: float, victim: int | None, alpha: float | None) -> None:
+        self._decisions.alpha = alpha
+        again = self._decisions.victim(Pool(pool), now)
+        self.found.evictions += victim is not None
+        if again != victim:
+            self.found.differences.append(f"{where}: evicts {again} instead of {victim} from the {pool} pool")
 
-_REPLAYS: dict[str, Callable[..., None]] = {
-    "arrive": _arrive, "computed": _computed, "finish": _finish, "put": _put, "discard": _discard, "victim": _victim,
-    "seed": _seed,
-}  # fmt: skip
+    def _seed(self, _: str, now: float, name: int, tokens: list[int]) -> None:
+        self._decisions.seed(np.array(tokens, np.int32), now, str(name))
+
+    def _full(self, _: str) -> None:
+        self.found.complete = False
