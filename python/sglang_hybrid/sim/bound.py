@@ -6,7 +6,10 @@ at lambda_w >= 0: then for *any* prices
 
     sum over j of max over v (depth of v - price of holding what v needs, or 0) + sum over w of lambda_w * C * length_w
 
-is at least the tokens any policy skips at capacity C. With one window this is the fractional space-time knapsack; more
+is at least the tokens any policy skips at capacity C. It is enough to look at the nodes of the trace's tree: between
+two of them the price of holding grows evenly with every token, so the best place is at an end of the edge, or where the
+capacity ends: a restart at depth d holds d tokens of KV and a state at one moment, so d * KV + state <= C, which is no
+limit where KV costs nothing and the state fits. With one window this is the fractional space-time knapsack; more
 windows see that bytes unused at night cannot be used at noon. Prices are improved by a fixed number of multiplicative
 subgradient steps and the least value found is returned, so the result is always valid and deterministic.
 """
@@ -55,11 +58,12 @@ class SpaceTimeBound:
         if not len(self._starts):
             return 0.0
         room = float(capacity_bytes) * np.diff(self._edges)
-        # Only so many tokens of one request fit at all; an item that reaches deeper is cut there, inside its edge.
-        most = (capacity_bytes - self._model.checkpoint_bytes) / max(self._model.kv_bytes_per_token, 1e-300)
-        cut = np.clip(self._depth - most, 0.0, None)
+        # An item that reaches deeper than what fits is cut there, inside its edge.
+        cut = np.clip(self._depth - self._deepest(capacity_bytes), 0.0, None)
         cut = np.where(cut < self._edge_tokens, cut, np.inf)
         best = float(np.maximum.reduceat(np.where(np.isfinite(cut), self._depth - cut, 0.0), self._starts).sum())
+        if best == 0.0:
+            return 0.0
         price = np.full(len(room), best / max(float(room.sum()), 1e-300))
         for step in range(STEPS):
             value, use = self._dual(price, room, cut)
@@ -67,6 +71,15 @@ class SpaceTimeBound:
             rate = 1.5 / (1.0 + 0.06 * step)
             price = price * np.exp(np.clip(rate * (use / np.maximum(room, 1e-300) - 1.0), -1.0, 1.0))
         return best
+
+    def _deepest(self, capacity_bytes: int) -> float:
+        """Tokens of the deepest restart that fits into `capacity_bytes`: below zero if no state does, else endless
+        without a cost of KV.
+        """
+        left, per_token = capacity_bytes - self._model.checkpoint_bytes, self._model.kv_bytes_per_token
+        if left < 0:
+            return -1.0
+        return left / per_token if per_token else np.inf
 
     def _dual(self, price: Floats, room: Floats, cut: Floats) -> tuple[float, Floats]:
         """Value of the bound at these prices, and the byte-seconds per window that its choice would use."""
