@@ -26,6 +26,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     `rest` is what the user gave SGLang; a flag in it always wins over a default of ours. Sets the environment
     variables a data type implies.
     """
+    _check_lazy(namespace)
     extra: dict[str, Any] = {"enable_cache_report": True}
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
@@ -56,6 +57,20 @@ def slots_per_request(namespace: Any) -> int:
         return 3
     lazy = namespace.mamba_radix_cache_strategy == "extra_buffer_lazy"
     return 4 if namespace.disable_overlap_schedule or lazy else 5
+
+
+def _check_lazy(namespace: Any) -> None:
+    """Raise ConfigError where SGLang's scheduler would end on an assertion."""
+    if namespace.mamba_radix_cache_strategy != "extra_buffer_lazy" or namespace.disable_radix_cache:
+        return
+    without = "--disable-overlap-schedule" if namespace.disable_overlap_schedule else None
+    if namespace.pp_size > 1:
+        without = f"--pipeline-parallel-size {namespace.pp_size}"
+    if without is not None:
+        raise ConfigError(
+            "extra_buffer_lazy saves a slot that only the overlap schedule takes, and SGLang refuses it without; use "
+            f"--mamba-radix-cache-strategy extra_buffer: {without}"
+        )
 
 
 def _backend(namespace: Any) -> str:

@@ -25,9 +25,10 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
     chosen: dict[str, Any] = {
         "device": "cpu",
         "attention_backend": "torch_native",
-        "disable_overlap_schedule": True,  # there is no stream to overlap with
         "sleep_on_idle": True,  # an idle scheduler would otherwise keep a core busy
     }
+    if namespace.mamba_radix_cache_strategy != "extra_buffer_lazy":  # which SGLang has with the overlap schedule only
+        chosen["disable_overlap_schedule"] = True  # there is no stream to overlap with
     if namespace.max_running_requests is None:
         chosen["max_running_requests"] = 16
     if namespace.dtype == "auto":

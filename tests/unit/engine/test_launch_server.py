@@ -194,6 +194,24 @@ def test_defaults_fill_only_what_is_missing(folder: Path, monkeypatch: pytest.Mo
     assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "float32"  # the trap of SGLang 0.5.21
 
 
+@pytest.mark.parametrize("without", [("--disable-overlap-schedule",), ("--pipeline-parallel-size", "2")])
+def test_the_lazy_buffer_needs_the_overlap_schedule(
+    capsys: pytest.CaptureFixture[str], folder: Path, without: tuple[str, ...]
+) -> None:
+    lazy = ("--model-path", str(folder), "--mamba-radix-cache-strategy", "extra_buffer_lazy")
+    line = refused(capsys, *lazy, *without)
+    assert "use --mamba-radix-cache-strategy extra_buffer: " in line
+    assert line.endswith(" ".join(without))
+
+
+def test_on_a_cpu_only_the_lazy_buffer_overlaps(folder: Path) -> None:
+    rest = ["--model-path", str(folder)]
+    for more, disabled in (([], True), (["--mamba-radix-cache-strategy", "extra_buffer_lazy"], False)):
+        namespace = flags.parse_engine(rest + more)
+        _, parsed = arguments.complete(namespace, rest + more, HybridConfig(), preflight.inspect_model(namespace))
+        assert parsed.disable_overlap_schedule is disabled
+
+
 def test_sizes_stay_inside_the_budget(folder: Path) -> None:
     spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(folder)])).spec
     assert spec is not None
