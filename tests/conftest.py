@@ -1,8 +1,20 @@
 """Generated examples are the same in every run, whatever the machine; `--hypothesis-profile=explore` draws new ones."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 _LOADED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a busy machine is no failure
 settings.register_profile("repeat", derandomize=True, **_LOADED)
 settings.register_profile("explore", **_LOADED)
 settings.load_profile("repeat")
+
+
+@pytest.fixture
+def fixed_order() -> Iterator[None]:
+    """PyTorch's products and sums have an order that depends on no shape and no machine: equal bits prove something."""
+    from fixed_order import FixedOrder
+
+    with FixedOrder():
+        yield

@@ -253,6 +253,7 @@ def cut(interpreted, lengths: list[int], calls: list[list[int]], state_type: tor
     return state, *(torch.cat(x) for x in zip(*parts, strict=True))
 
 
+@pytest.mark.usefixtures("fixed_order")
 def test_a_hit_and_a_cold_run_give_the_same_bits_on_the_chunk_grid(interpreted):
     cold = cut(interpreted, [90], [[90]], torch.float32)
     rows_of_one_call = cut(interpreted, [32, 58], [[32, 58]], torch.float32)

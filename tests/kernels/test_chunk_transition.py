@@ -210,6 +210,7 @@ def test_compose_reads_eight_bit_entries():
     assert (states[0, 0] - expected).norm() / expected.norm() < 0.02
 
 
+@pytest.mark.usefixtures("fixed_order")
 @pytest.mark.parametrize("backend", ["naive", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -234,6 +235,7 @@ def test_hit_and_cold_run_have_equal_bits_on_the_chunk_grid(
     assert torch.equal(hit[4], cold[0])
 
 
+@pytest.mark.usefixtures("fixed_order")
 @pytest.mark.parametrize("backend", ["naive", "triton"])
 def test_an_operator_has_the_same_bits_alone_and_in_company(interpreted: Any, backend: str):
     operation = chunk_transition if backend == "naive" else lambda *a, **k: interpreted("chunk_transition", *a, **k)

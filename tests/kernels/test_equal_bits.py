@@ -5,6 +5,9 @@ state on the grid, the final state, and every state that state_at gives in betwe
 chunk is computed from the same numbers in the same order, whatever else is in the batch. Cut elsewhere, or with states
 kept in fewer bits, they agree to rounding only. (That k, v, g and beta have equal bits is up to the layers below.)
 tests/kernels/test_chunk_transition.py has the same for chunk_transition.
+
+The claims are about our code: they hold as far as the libraries below add the terms of a sum in an order that depends
+on nothing but the sum. The tests make them do so (`fixed_order.py`, and the interpreter's `dot_in_order`).
 """
 
 from typing import Any
@@ -17,6 +20,8 @@ from torch import Tensor
 from sglang_hybrid.engine.cpu.gdn import chunk_gated_delta_rule
 from sglang_hybrid.engine.cpu.mamba2 import mamba_chunk_scan_combined
 from sglang_hybrid_kernels.state_at import state_at
+
+pytestmark = pytest.mark.usefixtures("fixed_order")
 
 CUTS = [64, 192]
 OFF_GRID = 100

@@ -62,6 +62,7 @@ def test_every_operation_has_cases_and_their_names_are_different(benchmark: Any)
     assert all(case.moved_bytes > 0 and case.flops >= 0 for case in cases)
 
 
+@pytest.mark.usefixtures("fixed_order")
 @pytest.mark.parametrize("operation", dispatch.operations())
 def test_a_case_runs_on_the_naive_path(benchmark: Any, operation: str):
     first = benchmark.cases(operation)[0]

@@ -217,6 +217,7 @@ def test_triton_reads_strides_rounds_and_normalises(interpreted: Any, delta: boo
     assert layers[:, [0, 2]].isnan().all()
 
 
+@pytest.mark.usefixtures("fixed_order")
 def test_a_position_has_the_same_bits_alone_and_in_company(interpreted: Any):
     for call in (state_at, lambda *a, **k: interpreted("state_at", *a, **k)):
         for delta in (True, False):

@@ -54,7 +54,15 @@ def test_new_rows_are_what_the_definition_says(requests, cache_dtype, rng):
         begin += new
 
 
-def test_a_prompt_without_a_prefix_has_the_bits_it_had(rng):
+def test_a_prompt_without_a_prefix_is_one_causal_call(rng, monkeypatch):
+    """The very call that SGLang's backend makes, so the same bits."""
+    calls = []
+
+    def recorded(*tensors, **settings):
+        calls.append((tensors, settings, scaled_dot_product_attention(*tensors, **settings)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", recorded)
     k_cache, v_cache = (torch.randn(SLOTS, KV_HEADS, SIZE, generator=rng) for _ in range(2))
     query = torch.randn(90, HEADS, SIZE, generator=rng)
     table, sizes = torch.arange(90)[None].int(), torch.tensor([90])
@@ -62,9 +70,11 @@ def test_a_prompt_without_a_prefix_has_the_bits_it_had(rng):
         never, None, query, torch.empty_like(query), k_cache, v_cache, table, torch.tensor([0]), sizes,
         torch.tensor([0]), sizes, enable_gqa=True, causal=True,
     )  # fmt: skip
-    whole = (t.transpose(0, 1)[None] for t in (query, k_cache[:90], v_cache[:90]))
-    want = scaled_dot_product_attention(*whole, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-    assert torch.equal(got, want)
+    ((given, settings, found),) = calls
+    for tensor, whole in zip(given, (query, k_cache[:90], v_cache[:90]), strict=True):
+        assert torch.equal(tensor, whole.transpose(0, 1)[None])
+    assert settings == {"is_causal": True, "scale": None, "enable_gqa": True}
+    assert torch.equal(got, found[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_packed_sequences_with_and_without_a_past(use_bias, options, naive, rng)
     assert torch.equal(states[[1, 2, 5, 7]], before[[1, 2, 5, 7]])
 
 
+@pytest.mark.usefixtures("fixed_order")
 @pytest.mark.parametrize(
     ("dtype", "state_dtype"),
     [

@@ -88,6 +88,7 @@ def test_a_prefill_split_anywhere_goes_on_from_its_state(cut, rng):
     torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("fixed_order")
 def test_a_prefill_split_at_a_chunk_boundary_is_bit_exact(rng):
     x, whole = inputs(rng, 300), pool(rng, 1)
     parts = whole.clone()
