@@ -20,8 +20,8 @@ class Prefiller:
         self.pooled = pooled
         self.error: HybridError | None = None
         self._setup = setup
-        self._wanted = threading.Event()
-        self._idle = threading.Event()
+        self._changed = threading.Condition()
+        self._asked = self._served = 0  # wakes so far, and how many of them have been served
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="granule-prefill", daemon=True)
 
@@ -34,8 +34,9 @@ class Prefiller:
     def stop(self) -> None:
         """End the thread; granules at hand stay."""
         self.backing.on_taken = None
-        self._stopping = True
-        self._wanted.set()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
         self._thread.join()
 
     def __enter__(self) -> "Prefiller":
@@ -47,12 +48,14 @@ class Prefiller:
 
     def wake(self) -> None:
         """Ask for the pool to be filled up again; returns at once."""
-        self._idle.clear()
-        self._wanted.set()
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
 
     def wait(self) -> None:
-        """Block until the last wake has been served."""
-        self._idle.wait()
+        """Block until the last wake has been served, or the thread was stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._served == self._asked or self._stopping)
 
     def _taken(self) -> None:
         if 2 * self.backing.at_hand <= self.pooled:
@@ -62,14 +65,16 @@ class Prefiller:
         if self._setup is not None:
             self._setup()
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            if self._stopping:
-                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._served != self._asked or self._stopping)
+                if self._stopping:
+                    return
+                asked = self._asked
             try:
                 self.backing.prefill(self.pooled)
                 self.error = None
             except HybridError as error:
                 self.error = error
-            if not self._wanted.is_set():
-                self._idle.set()
+            with self._changed:
+                self._served = asked
+                self._changed.notify_all()

@@ -1,3 +1,9 @@
+import threading
+from itertools import count
+from typing import Any
+
+import pytest
+
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.cuda import CudaDriver
@@ -51,3 +57,50 @@ def test_a_machine_out_of_memory_is_reported_and_tried_again(cuda):
             assert prefiller.error is None
         assert backing.committed_bytes == 4 * G
         backing.check()
+
+
+class Held:
+    """A backing whose prefills wait to be let go once `asked` is set, and count when they go on."""
+
+    on_taken, at_hand, prefills = None, 0, 0
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def prefill(self, count: int) -> None:
+        if self.asked.is_set():
+            self.go.wait()
+        self.prefills += 1
+
+
+@pytest.mark.parametrize("line", range(16))
+def test_a_wake_that_comes_before_any_line_of_the_thread_is_served(line: int):
+    """`wait` returns when a prefill has begun after the last wake, wherever the thread was when that came."""
+    backing, lines, before = Held(), count(), []
+    prefiller = Prefiller(backing, pooled=1)  # type: ignore[arg-type]
+
+    def step(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not Prefiller._run.__code__:
+            return None
+        if event == "line" and next(lines) == line:
+            before.append(backing.prefills)
+            backing.asked.set()
+            prefiller.wake()
+        return step
+
+    threading.settrace(step)
+    try:
+        prefiller.start()
+        while not backing.asked.wait(0.05):
+            prefiller.wake()  # another round, until the line comes
+        waiting = threading.Thread(target=prefiller.wait)
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive() or backing.prefills > before[0], "the last wake was forgotten"
+        backing.go.set()
+        waiting.join()
+        assert backing.prefills > before[0]
+    finally:
+        backing.go.set()
+        threading.settrace(None)  # type: ignore[arg-type]
+        prefiller.stop()
