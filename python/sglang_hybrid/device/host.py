@@ -1,7 +1,7 @@
 """Host memory as a device: reserved addresses, physical granules that move between them, memory really returned.
 
-A physical granule is created in a *parking* range (MADV_POPULATE_WRITE on anonymous memory, huge pages where the
-system has them), moved under its addresses with mremap, which moves page tables and not bytes, and moved back on
+A physical granule is created in a *parking* range (MADV_POPULATE_WRITE on anonymous memory, huge pages where whole
+ones fit), moved under its addresses with mremap, which moves page tables and not bytes, and moved back on
 unmap; release is MADV_DONTNEED. Unmapped addresses are PROT_NONE: touching one is a fault, as it is on a GPU. The
 resident set of the process is exactly the granules created.
 """
@@ -17,7 +17,8 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 _PROT_NONE, _PROT_RW = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MOVE = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP (Linux 5.7)
-_DONTNEED, _DONTFORK, _HUGEPAGE, _POPULATE_WRITE = 4, 10, 14, 23  # the last: Linux 5.14
+_DONTNEED, _DONTFORK, _HUGEPAGE, _NOHUGEPAGE, _POPULATE_WRITE = 4, 10, 14, 15, 23  # the last: Linux 5.14
+_HUGE_SIZE = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -42,8 +43,11 @@ class HostDriver:
         self._slots = parking_bytes // granule_bytes
         self._parking = self.reserve(self._slots * granule_bytes, max(granule_bytes, 2 << 20))
         self._call("mprotect", self._parking, self._slots * granule_bytes, _PROT_RW)
-        # Best effort: with huge pages a granule moves in one step, without them in 512.
-        self._libc.madvise(self._parking, self._slots * granule_bytes, _HUGEPAGE)
+        # Best effort: with huge pages a granule moves in one step, without them in 512. A granule that is not a whole
+        # number of them would bring its neighbours into memory.
+        huge = _huge_page_bytes()
+        whole = huge > 0 and granule_bytes % huge == 0
+        self._libc.madvise(self._parking, self._slots * granule_bytes, _HUGEPAGE if whole else _NOHUGEPAGE)
         self._vacant = list(range(self._slots - 1, -1, -1))
 
     @property
@@ -139,6 +143,15 @@ class HostDriver:
 @functools.cache
 def _meminfo() -> int:
     return os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _huge_page_bytes() -> int:
+    """The size of a transparent huge page, 0 where there are none."""
+    try:
+        with open(_HUGE_SIZE) as text:
+            return int(text.read())
+    except OSError:
+        return 0
 
 
 def _map_count() -> str:

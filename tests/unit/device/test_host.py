@@ -50,6 +50,22 @@ def test_resident_memory_follows_the_account(backing):
     backing.check()
 
 
+def test_small_granules_bring_no_neighbours_into_memory():
+    """A huge page under the first of them would hold the memory of sixty-four."""
+    small, base = 32 << 10, unforked_bytes()
+    driver = HostDriver(256 * small, small)
+    with PooledBacking(driver, [256], small, limit=256) as backing:
+        for action in (
+            lambda: backing.map([Run(0, 0, 3)]),
+            lambda: backing.prefill(70),
+            lambda: backing.map([Run(0, 3, 100)]),
+            lambda: (backing.unmap([Run(0, 0, 100)]), backing.trim(keep=0)),
+        ):
+            action()
+            assert unforked_bytes() - base == backing.committed_bytes > 0
+    driver.close()
+
+
 def test_contents_stay_with_their_granule_and_addresses_never_move(backing):
     address = backing.address(0, 3)
     backing.map([Run(0, 3, 2)])
