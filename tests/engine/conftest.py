@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import Client, Reference
+from support import PATIENCE_S, Client, Reference
 
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -44,7 +44,7 @@ def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
             if len(running) >= 4:  # over a gigabyte each; the one asked for longest ago goes
                 running.pop(next(iter(running))).server.stop()
             server = Server(models(preset), flags, log=logs / f"{len(list(logs.iterdir()))}.log")
-            server.wait_ready()
+            server.wait_ready(PATIENCE_S)
             client = Client(server)
         running[key] = client
         return client

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
+import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,19 @@ from sglang_hybrid.demo.server import Server
 
 Prompt = list[int]
 
+PATIENCE_S = 900.0
+"""Only what hangs takes this long, on however slow or busy a machine."""
+
+
+def eventually(what: Callable[[], object], every_s: float = 0.1) -> bool:
+    """Whether `what` comes true within PATIENCE_S; it is asked every `every_s` seconds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if what():
+            return True
+        time.sleep(every_s)
+    return False
+
 
 class Client:
     """SGLang's native endpoint with token ids in and out: nothing is tokenised, nothing is hidden."""
@@ -20,7 +36,7 @@ class Client:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def post(self, path: str, body: dict[str, Any], timeout: float = 240) -> Any:
+    def post(self, path: str, body: dict[str, Any], timeout: float = PATIENCE_S) -> Any:
         request = urllib.request.Request(
             self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -28,10 +44,34 @@ class Client:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
-    def flush(self) -> None:
-        self.post("/flush_cache", {})
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.server.url + path, timeout=PATIENCE_S) as response:
+            return str(response.read().decode())
 
-    def generate(self, prompt: Prompt, tokens: int = 8, timeout: float = 240) -> tuple[Prompt, int]:
+    def flush(self) -> None:
+        """Empty the cache, as soon as the server is idle: it refuses while a request runs or a client just hung up."""
+        assert eventually(self._flushed), "the server does not become idle: something was left running"
+
+    def _flushed(self) -> bool:
+        try:
+            return "flushed" in str(self.post("/flush_cache", {}))
+        except urllib.error.HTTPError as error:
+            if error.code != 400:
+                raise
+            return False
+
+    def batches(self, kind: str) -> int:
+        """Passes of a kind, 'Prefill' or 'Decode', that the log tells of; of decoding one in forty."""
+        return self.server.log.read_text(encoding="utf-8", errors="replace").count(f"{kind} batch")
+
+    def asked(self, prompt: Prompt) -> http.client.HTTPConnection:
+        """A connection on which `prompt` was asked; to close it is to hang up."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        body = json.dumps({"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}})
+        connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
+        return connection
+
+    def generate(self, prompt: Prompt, tokens: int = 8, timeout: float = PATIENCE_S) -> tuple[Prompt, int]:
         """Greedy continuation and the number of prompt tokens that came from the cache."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}, timeout)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Client
+from support import PATIENCE_S, Client
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +33,7 @@ def test_it_measures_a_server(serve: Callable[..., Client], models: Callable[[st
         [sys.executable, "-m", "sglang_hybrid.bench_serving", *flags, *load, "--output-file", str(out)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

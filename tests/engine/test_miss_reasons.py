@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Client, Prompt
+from support import Client, Prompt, eventually
 from test_hybrid_cache import ask, cached, deepest, misses
 from test_prefix_cache import STRATEGIES, prompts, words
 
@@ -82,9 +81,10 @@ def test_what_was_aborted_in_mid_prefill_was_not_computed(client: Client) -> Non
     rng, hits = random.Random(44), []
     for number, (shared, more) in enumerate([(6000, 0), (6000, 50), (4500, 50)] * 2):
         prompt, name = words(rng, 6000), f"{client.server.url}-{number}"
+        begun = client.batches("Prefill") + number
         asked = threading.Thread(target=ask, args=(client, prompt), kwargs={"rid": name})
         asked.start()
-        time.sleep(0.1 + 0.05 * number)
+        assert eventually(lambda passes=begun: client.batches("Prefill") > passes, every_s=0.01)
         client.post("/abort_request", {"rid": name})
         asked.join()
         again = prompt[:shared] + words(rng, more)

@@ -42,9 +42,12 @@ if "ELASTIC_FAULTS" in os.environ:
         map_granule(driver, address, size_bytes, handle)
 
     def reserve_little(arena: Arena, pages: Mapping[str, int]) -> bool:
-        """There is room for short prompts, not for a chunk of a long one."""
-        if failing("little") and pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
-            return False
+        """There is room for short prompts and for one chunk of a long one, not for its second."""
+        if not failing("little"):
+            arena.chunks = False
+        elif pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
+            arena.chunks = not getattr(arena, "chunks", False) and reserve(arena, pages)
+            return bool(arena.chunks)
         return reserve(arena, pages)
 
     Arena.reserve = reserve_little  # type: ignore[method-assign]

@@ -61,7 +61,7 @@ def test_bench_serving_is_sglangs_benchmark() -> None:
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
     shown = [
         subprocess.run(
-            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=400, env=environment
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=1800, env=environment
         ).stdout.split("options:", 1)[1]
         for module in ("sglang_hybrid.bench_serving", "sglang.benchmark.serving")
     ]

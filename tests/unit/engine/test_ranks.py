@@ -29,7 +29,7 @@ class Meeting:
     """Two ranks as two threads: both ask, both get the answer of both."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=20)
+        self._barrier = threading.Barrier(2, timeout=600)
         self._said: dict[int, tuple[bool, tuple[int, ...]]] = {}
 
     def agree(self, success: bool, account: Sequence[int]) -> bool:
