@@ -63,8 +63,9 @@ def _replay(arguments: list[str]) -> int:
         found = replay(Path(log))
         end = "" if found.complete else " (the log ends early)"
         end += f" ({found.skipped} cut line skipped)" if found.skipped else ""
+        name = log.encode("utf-8", "backslashreplace").decode("utf-8")  # file names are bytes, and need not be text
         print(  # noqa: T201
-            f"{log}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
+            f"{name}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
             f"{len(found.differences)} decided differently{end}"
         )
         for difference in found.differences[:20]:

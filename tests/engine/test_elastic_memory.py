@@ -83,8 +83,9 @@ def client(
     request: pytest.FixtureRequest, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Elastic]:
     faults = tmp_path_factory.mktemp("faults")
+    path = [str(Path(__file__).parent / "faults"), os.environ.get("PYTHONPATH", "")]
     environment = {
-        "PYTHONPATH": str(Path(__file__).parent / "faults"),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "ELASTIC_FAULTS": str(faults),
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }

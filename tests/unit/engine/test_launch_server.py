@@ -12,6 +12,7 @@ from configs import LLAMA, QWEN3_NEXT, write
 
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.demo.server import free_port
 from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight
 from sglang_hybrid.engine.preflight import Model
 
@@ -27,12 +28,6 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
     return lines[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_unknown_flag_of_sglang(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

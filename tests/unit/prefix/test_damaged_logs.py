@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 @given(st.sampled_from(["forecast", "marconi"]), st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_values_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> None:
     lines = copy.deepcopy(whole_log(eviction))
     for _ in range(data.draw(st.integers(1, 4), label="changes")):
@@ -134,7 +135,7 @@ def test_values_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> 
 
 
 @given(st.sampled_from(["forecast", "marconi"]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_bytes_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> None:
     content = as_bytes(whole_log(eviction))
     for _ in range(data.draw(st.integers(1, 4), label="changes")):
@@ -244,6 +245,13 @@ def test_a_line_longer_than_a_replay_reads_is_not_written(tmp_path: Path, monkey
     log.write("computed", "a" * 50)
     log.write("computed", "a" * 100)
     assert path.read_text().splitlines()[1:] == ['["full"]']
+
+
+def test_a_log_whose_name_is_no_text_is_replayed(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    path = tmp_path / os.fsdecode(b"log\xff.jsonl")
+    path.write_bytes(as_bytes(whole_log("forecast")))
+    assert cli.main(["replay", str(path)]) == 0
+    assert b"log\\udcff.jsonl: 12 requests" in capfdbinary.readouterr().out
 
 
 def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:

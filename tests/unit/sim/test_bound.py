@@ -104,7 +104,7 @@ def budgets(draw: st.DrawFn) -> tuple[ModelSpec, int]:
 @example(ALIKE, (model_of(0, 0), 1))
 @example(ALIKE, (model_of(1, 2), 3))
 @example(ALIKE, (model_of(3, 0), 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_that_is_possible_exceeds_the_bound(
     rows: list[tuple[list[int], list[int], int]], budget: tuple[ModelSpec, int]
 ) -> None:
