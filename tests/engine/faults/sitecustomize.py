@@ -46,8 +46,10 @@ if "ELASTIC_FAULTS" in os.environ:
         if not failing("little"):
             arena.chunks = False
         elif pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
-            arena.chunks = not getattr(arena, "chunks", False) and reserve(arena, pages)
-            return bool(arena.chunks)
+            if getattr(arena, "chunks", False):
+                return False
+            arena.chunks = reserve(arena, pages)
+            return arena.chunks
         return reserve(arena, pages)
 
     Arena.reserve = reserve_little  # type: ignore[method-assign]
