@@ -26,7 +26,7 @@ class CheckFailed(Exception):
     """A check did not hold; the message says which and what was found."""
 
 
-def fetch(url: str, body: dict[str, Any] | None = None, timeout: float = 10.0) -> str:
+def fetch(url: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> str:
     """The text of a GET, or of a POST of `body`; raises urllib's errors."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

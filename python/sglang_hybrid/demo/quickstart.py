@@ -96,7 +96,7 @@ def _wait(console: Console, server: Server) -> float:
 def _converse(console: Console, server: Server, folder: Path, began: float) -> list[conversation.Row]:
     from openai import OpenAI
 
-    client = OpenAI(base_url=server.url + "/v1", api_key="none", timeout=300, max_retries=0)
+    client = OpenAI(base_url=server.url + "/v1", api_key="none", timeout=900, max_retries=0)
     rows = []
     for row in conversation.hold(client, "demo", _tokens_of(folder)):
         if not rows:

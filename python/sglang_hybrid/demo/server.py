@@ -60,7 +60,7 @@ class Server:
                 env={**os.environ, **(environment or {})},
             )
 
-    def wait_ready(self, timeout_seconds: float = 300, progress: Callable[[float, str], None] | None = None) -> float:
+    def wait_ready(self, timeout_seconds: float = 900, progress: Callable[[float, str], None] | None = None) -> float:
         """Block until the server answers a real generation; returns the seconds it took.
 
         `progress(seconds, last_log_line)` is called about once a second. Raises ServerDied, or TimeoutError after

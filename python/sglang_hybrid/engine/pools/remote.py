@@ -27,7 +27,7 @@ def _fetch(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"give the server's address, for example http://127.0.0.1:30000: {url}")
     try:
-        with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=60) as response:
             return str(response.read().decode())
     except urllib.error.HTTPError as error:
         raise ConfigError(
