@@ -64,13 +64,13 @@ def _enter_platform(rest: list[str], config: HybridConfig) -> None:
 
 def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str]:
     """Check what was asked for and return SGLang's arguments with our defaults added where none was given."""
-    from sglang_hybrid.engine import arguments, preflight
+    from sglang_hybrid.engine import arguments, preflight, slots
 
     preflight.check_port(namespace.host, namespace.port)
     preflight.check_files(config, namespace)
     model = preflight.inspect_model(namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
-    preflight.check_sizes(namespace, model.spec, arguments.slots_per_request(namespace))
+    preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
     if model.note:
         print(f"note: {model.note}", file=sys.stderr)  # noqa: T201
     return final

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import cpu_profile, flags, hierarchical
+from sglang_hybrid.engine import cpu_profile, flags, hierarchical, slots
 from sglang_hybrid.engine.pools import refusals
 from sglang_hybrid.engine.preflight import Model
 
@@ -24,12 +24,14 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     """Return the final arguments and their parsed form; raises ConfigError for contradictions.
 
     `rest` is what the user gave SGLang; a flag in it always wins over a default of ours. Sets the environment
-    variables a data type implies.
+    variables that a data type and the cache imply.
     """
     _check_lazy(namespace)
     extra: dict[str, Any] = {"enable_cache_report": True}
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
+    for name, value in slots.environment(config).items():
+        os.environ.setdefault(name, value)
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
@@ -44,19 +46,10 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         # extra_buffer strategy then dies on the first prompt (0.5.21).
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
+    _check_mixed_chunk(parsed, model)
     refusals.check(parsed, rest, config, model, on_cpu)
     hierarchical.check(parsed, model, on_cpu)
     return final, parsed
-
-
-def slots_per_request(namespace: Any) -> int:
-    """State slots SGLang reserves per running request (its ratio, without the optional decode-lock saving)."""
-    if namespace.disable_radix_cache:
-        return 1
-    if namespace.mamba_radix_cache_strategy not in ("extra_buffer", "extra_buffer_lazy"):
-        return 3
-    lazy = namespace.mamba_radix_cache_strategy == "extra_buffer_lazy"
-    return 4 if namespace.disable_overlap_schedule or lazy else 5
 
 
 def _check_lazy(namespace: Any) -> None:
@@ -70,6 +63,21 @@ def _check_lazy(namespace: Any) -> None:
         raise ConfigError(
             "extra_buffer_lazy saves a slot that only the overlap schedule takes, and SGLang refuses it without; use "
             f"--mamba-radix-cache-strategy extra_buffer: {without}"
+        )
+
+
+def _check_mixed_chunk(namespace: Any, model: Model) -> None:
+    """Raise ConfigError where SGLang would file states under wrong lengths, and answer wrongly, whatever the cache.
+
+    A decoding request that shares a pass with a prefill is not tracked in it, but counted as if it was.
+    """
+    strategy = namespace.mamba_radix_cache_strategy
+    recurrent = model.spec is not None and model.spec.is_recurrent
+    tracked = strategy != "no_buffer" if recurrent else strategy != "auto" and strategy != "no_buffer"
+    if namespace.enable_mixed_chunk and tracked and not namespace.disable_radix_cache:
+        raise ConfigError(
+            "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
+            f"wrong; drop the flag or add --mamba-radix-cache-strategy no_buffer: {strategy}"
         )
 
 

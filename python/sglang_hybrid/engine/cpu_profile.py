@@ -8,6 +8,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import slots
 from sglang_hybrid.engine.cpu import host_tier
 
 _MOST_TOKENS = 1 << 18
@@ -51,12 +52,8 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
     if hybrid and namespace.max_mamba_cache_size is None:
         chosen["max_mamba_cache_size"] = states
         if namespace.max_running_requests is None:
-            chosen["max_running_requests"] = max(1, min(16, states // SLOTS_PER_REQUEST))
+            chosen["max_running_requests"] = max(1, min(16, states // _least_states()))
     return chosen
-
-
-SLOTS_PER_REQUEST = 4
-"""State slots SGLang sets aside for a running request with extra_buffer and no overlap."""
 
 
 def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
@@ -64,10 +61,10 @@ def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
     states = 0
     if spec.is_recurrent:
         states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes)
-        if states < SLOTS_PER_REQUEST:
-            need_gb = 2 * SLOTS_PER_REQUEST * spec.checkpoint_bytes / 1e9
+        if states < (least := _least_states()):
+            need_gb = 2 * least * spec.checkpoint_bytes / 1e9
             raise ConfigError(
-                f"one request takes {SLOTS_PER_REQUEST} states of {spec.checkpoint_bytes:,} bytes; raise "
+                f"one request takes {least} states of {spec.checkpoint_bytes:,} bytes; raise "
                 f"--hybrid-cpu-memory-gb to {need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
             )
     left_bytes = budget_bytes - states * spec.checkpoint_bytes
@@ -79,6 +76,10 @@ def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
             f"{need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
         )
     return int(tokens), int(states)
+
+
+def _least_states() -> int:
+    return slots.per_request("extra_buffer", overlap=False)
 
 
 def environment(config: HybridConfig) -> dict[str, str]:

@@ -9,8 +9,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
-from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.arguments import slots_per_request
+from sglang_hybrid.engine import compat, slots
 from sglang_hybrid.engine.cache.hooks import driver_of
 
 
@@ -124,8 +123,8 @@ def _concurrency(ctx: Any, args: Any, pools: Pools) -> str:
     running = ctx.tp_worker.model_runner.max_running_requests
     bounds = {"--max-running-requests": args.max_running_requests, "KV tokens": pools.tokens // 2}
     if pools.states:
-        slots = slots_per_request(args)
-        bounds[f"states at {slots} slots per request"] = pools.states // slots
+        each = slots.per_request_of(args)
+        bounds[f"states at {each} slots per request"] = pools.states // each
     tight = [name for name, bound in bounds.items() if bound is not None and bound <= running]
     return f"{running} requests at once, limited by {' and '.join(tight) or 'SGLang'}"
 

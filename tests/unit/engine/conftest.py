@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,3 +18,12 @@ def engine() -> None:
 
         load_plugins()
     assert sglang.launch_server.run_server
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a launcher under test sets is gone when its test ends: the next one may start a server."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

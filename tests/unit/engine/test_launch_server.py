@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from configs import LLAMA, QWEN3_NEXT, write
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.demo.server import free_port
-from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight
+from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight, slots
 from sglang_hybrid.engine.preflight import Model
 
 
@@ -118,7 +119,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     ("given", "message"),
     [
         (("--max-total-tokens", "10"), "no room for one request, at least 128 are needed: 10"),
-        (("--max-mamba-cache-size", "2"), "which takes 4 state slots under this strategy: 2"),
+        (("--max-mamba-cache-size", "2"), "which takes 3 state slots under this strategy: 2"),
         (("--hybrid-cpu-memory-gb", "0.0001"), "raise --hybrid-cpu-memory-gb to "),
     ],
 )
@@ -197,6 +198,56 @@ def test_the_lazy_buffer_needs_the_overlap_schedule(
     line = refused(capsys, *lazy, *without)
     assert "use --mamba-radix-cache-strategy extra_buffer: " in line
     assert line.endswith(" ".join(without))
+
+
+def test_mixed_chunks_and_tracked_states_are_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    mixed = ("--model-path", str(folder), "--enable-mixed-chunk")
+    for backend in ("hybrid", "stock"):
+        line = refused(capsys, *mixed, "--hybrid-backend", backend)
+        assert "add --mamba-radix-cache-strategy no_buffer: " in line
+    for more in (["--mamba-radix-cache-strategy", "no_buffer"], ["--disable-radix-cache"]):
+        rest = [*mixed, *more]
+        namespace = flags.parse_engine(rest)
+        _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+        assert parsed.enable_mixed_chunk
+
+
+def test_slots_of_a_request_are_those_that_sglang_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from sglang.srt.mem_cache import kv_cache_configurator as sizes
+
+    for strategy, overlap, unlock in product(("no_buffer", "extra_buffer", "extra_buffer_lazy"), (True, False), "01"):
+        if strategy == "extra_buffer_lazy" and not overlap:
+            continue  # SGLang refuses it
+        mamba = SimpleNamespace(
+            enable_mamba_extra_buffer=strategy != "no_buffer",
+            enable_mamba_extra_buffer_lazy=strategy == "extra_buffer_lazy",
+        )
+        monkeypatch.setattr(sizes, "get_memory", lambda: SimpleNamespace(disable_radix_cache=False))
+        monkeypatch.setattr(sizes, "get_exec", lambda mamba=mamba: SimpleNamespace(mamba=mamba))
+        schedule = SimpleNamespace(disable_overlap_schedule=not overlap)
+        monkeypatch.setattr(sizes, "get_schedule", lambda schedule=schedule: schedule)
+        monkeypatch.setenv(slots.UNLOCK, unlock)
+        asked = sizes.KVCacheConfigurator._calculate_mamba_ratio(object())  # type: ignore[arg-type]
+        assert slots.per_request(strategy, overlap) == asked, (strategy, overlap, unlock)
+
+
+@pytest.mark.parametrize(
+    ("given", "unlocked"),
+    [({}, True), ({"eviction": "marconi"}, True), ({"eviction": "lru"}, False), ({"backend": "stock"}, False)],
+)
+def test_a_policy_may_evict_the_states_of_running_prompts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], unlocked: bool
+) -> None:
+    monkeypatch.delenv(slots.UNLOCK, raising=False)
+    rest = ["--model-path", str(folder)]
+    namespace = flags.parse_engine(rest)
+    arguments.complete(namespace, rest, HybridConfig(**given), preflight.inspect_model(namespace))  # type: ignore[arg-type]
+    assert slots.unlocked() is unlocked
+    monkeypatch.setenv(slots.UNLOCK, "0")
+    arguments.complete(namespace, rest, HybridConfig(**given), preflight.inspect_model(namespace))  # type: ignore[arg-type]
+    assert not slots.unlocked()  # the user's own word
 
 
 def test_on_a_cpu_only_the_lazy_buffer_overlaps(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat
+from sglang_hybrid.engine import compat, slots
 from sglang_hybrid.engine.preflight import Model
 from sglang_hybrid.memory.sizing import Kinds, choose
 
@@ -99,7 +99,7 @@ def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None
     layers = max(1, spec.layer_counts.get("attention", 1))
     row_bytes = spec.kv_bytes_per_token // (2 * layers)
     page = namespace.page_size or 1
-    states = 3 if namespace.mamba_radix_cache_strategy == "no_buffer" else 4  # its own, and checkpoints of a pass
+    states = slots.per_request_of(namespace)
     sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, 4096, states)
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(
