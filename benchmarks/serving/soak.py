@@ -4,7 +4,8 @@
 
 First a server without a cache answers a fixed set of prompts (conversations, documents, odd lengths). Then a server
 with less memory than the set needs answers prompts drawn from it, phase by phase with other weights, six at a time,
-while rude clients hang up and abort, the cache is flushed now and then, and elastic memory is told to give memory back.
+while rude clients hang up and abort, the cache is flushed and the weights are loaded anew now and then, and elastic
+memory is told to give memory back.
 Every answer is compared with the first server's; where they differ, transformers says whether it was a tie. At the end
 the server must be able to free everything: it serves a prompt as large as its memory, and after a flush uses none.
 """
@@ -141,11 +142,13 @@ def be_rude(client: Client, stop: threading.Event, seed: int, tally: Tally) -> N
             tally.add(hung_up=1)
 
 
-def quietly(client: Client, path: str, body: dict[str, Any]) -> None:
+def quietly(client: Client, path: str, body: dict[str, Any]) -> bool:
+    """Whether the server did it."""
     try:
         client.post(path, body, timeout=60)
     except OSError:
-        return
+        return False
+    return True
 
 
 def work(client: Client, pool: dict[str, list[Question]], stop: threading.Event, phase: list[str], seed: int,
@@ -190,7 +193,8 @@ def flags(options: argparse.Namespace, folder: Path) -> list[str]:
             "--hybrid-memory-idle-s", "1"]  # fmt: skip
 
 
-def load(client: Client, pool: dict[str, list[Question]], options: argparse.Namespace, tally: Tally) -> list[Any]:
+def load(client: Client, folder: Path, pool: dict[str, list[Question]], options: argparse.Namespace,
+         tally: Tally) -> list[Any]:  # fmt: skip
     """Run the phases; one row of counts and memory every SAMPLE_S seconds."""
     stop, phase, rng = threading.Event(), ["chat"], random.Random(options.seed)
     threads = [
@@ -205,6 +209,9 @@ def load(client: Client, pool: dict[str, list[Question]], options: argparse.Name
         if rng.random() < 0.05:
             quietly(client, "/flush_cache", {})
             tally.add(flushes=1)
+        if rng.random() < 0.05:
+            updated = quietly(client, "/update_weights_from_disk", {"model_path": str(folder)})
+            tally.add(**{"weights_updates" if updated else "weights_updates_refused": 1})
         if options.memory == "elastic" and rng.random() < 0.05:
             quietly(client, "/release_memory_occupation", {"tags": ["kv_cache"]})
             quietly(client, "/resume_memory_occupation", {"tags": ["kv_cache"]})
@@ -287,7 +294,7 @@ def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Questio
         server.wait_ready(PATIENCE_S)
         client = Client(server)
         pid = scheduler(client).pid
-        rows = load(client, pool, options, tally)
+        rows = load(client, folder, pool, options, tally)
         alive = server.process.poll() is None and scheduler(client).pid == pid
         end = settle(client, options.memory) if alive else {}
         log = server.log.read_text()
