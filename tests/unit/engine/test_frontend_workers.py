@@ -10,14 +10,14 @@ import pytest
 from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine import backend
 from sglang_hybrid.engine.cache import hooks as cache
-from sglang_hybrid.engine.frontend import requests, usage, workers
+from sglang_hybrid.engine.frontend import access, bodies, ids, requests, usage, workers
 
 
 def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     (port, server, info), named = workers.leave("port", "server", {"startup_time": 1})
     assert (port, server, named) == ("port", "server", {})
     sent = pickle.dumps(info)
-    assert pickle.loads(sent)[workers.KEY] == len(backend._required_hooks) > 15
+    assert pickle.loads(sent)[workers.KEY] == len(backend._required_hooks) > 20
     monkeypatch.setattr(backend, "_required_hooks", [*backend._required_hooks, "sglang.srt.nowhere.function"])
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
         pickle.loads(sent)
@@ -47,5 +47,5 @@ def test_sglang_hands_its_workers_what_the_hook_returns(monkeypatch: pytest.Monk
 
 
 def test_every_process_gets_every_hook() -> None:
-    frontend = {requests.VALIDATE, workers.LEAVE, usage.WHOLE}
+    frontend = {requests.GENERATE, workers.LEAVE, usage.WHOLE, bodies.STREAM, ids.REQUEST, access.DECIDE}
     assert frontend | {cache.ADMIT} <= set(backend._required_hooks)
