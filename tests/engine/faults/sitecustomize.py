@@ -1,7 +1,6 @@
-"""Loaded by a server's processes at their start.
+"""Loaded by a server's processes at their start: memory fails while a file exists in the folder ELASTIC_FAULTS.
 
-Memory fails while a file exists in the folder ELASTIC_FAULTS; the text of the file is the rank that fails, if there are
-several; all of them if it is empty. The hook named LOST_HOOK cannot be applied in an HTTP worker.
+The text of the file is the rank that fails, if there are several; all of them if it is empty.
 """
 
 import os
@@ -51,20 +50,3 @@ if "ELASTIC_FAULTS" in os.environ:
     Arena.reserve = reserve_little  # type: ignore[method-assign]
     HostDriver.available_bytes = available_bytes  # type: ignore[method-assign]
     HostDriver.map = map_once  # type: ignore[method-assign]
-
-if "LOST_HOOK" in os.environ:
-    import multiprocessing
-    import pkgutil
-
-    resolve = pkgutil.resolve_name
-
-    def lose(name: str) -> object:
-        """SGLang moved what holds the function, as one kind of process sees it."""
-        started = getattr(multiprocessing.current_process(), "_target", None)
-        if name == os.environ["LOST_HOOK"].rpartition(".")[0] and getattr(started, "__module__", "").startswith(
-            "uvicorn"
-        ):
-            raise AttributeError(name)
-        return resolve(name)
-
-    pkgutil.resolve_name = lose
