@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import access, ids, limits
+from sglang_hybrid.engine.frontend import access, bodies, endpoints, ids, limits
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.requests import release
@@ -274,3 +277,41 @@ def test_the_server_info_has_no_keys() -> None:
         "port": 1,
     }
     assert access.mask({"api_key": "one"}) is None, "only what /server_info says"
+
+
+async def chunks(_: Any) -> AsyncIterator[bytes]:
+    for _ in range(3):
+        yield b"x" * 400
+
+
+def received(path: str, declared: str) -> int:
+    """Bytes of a body of 1,200 that an endpoint gets."""
+    request = SimpleNamespace(url=SimpleNamespace(path=path), headers={"content-length": declared} if declared else {})
+
+    async def read() -> int:
+        return sum([len(chunk) async for chunk in bodies.stream(chunks, request)])
+
+    return asyncio.run(read())
+
+
+def test_a_body_has_an_end_unless_it_holds_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi import HTTPException
+
+    monkeypatch.setattr(bodies, "settings", lambda: HybridConfig(max_body_mb=0.001))
+    for declared in ("1200", "", "1"):
+        with pytest.raises(HTTPException, match="413: a body has at most 1000 bytes"):
+            received("/generate", declared)
+    assert received("/update_weights_from_tensor", "1200") == 1_200
+    monkeypatch.setattr(bodies, "settings", HybridConfig)
+    assert received("/generate", "1200") == 1_200
+
+
+def test_an_endpoint_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    targets: list[str] = []
+    monkeypatch.setattr(HookRegistry, "register", lambda target, *_: targets.append(target))
+    monkeypatch.setattr(endpoints, "COUNT_TOKENS", "sglang.srt.nowhere.function")
+    assert endpoints.register() == [], "none is required"
+    assert endpoints.TEMPLATE in targets
+    assert "sglang.srt.nowhere.function" not in targets
