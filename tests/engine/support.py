@@ -33,20 +33,32 @@ def eventually(what: Callable[[], object], every_s: float = 0.1) -> bool:
 class Client:
     """SGLang's native endpoint with token ids in and out: nothing is tokenised, nothing is hidden."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, key: str = "") -> None:
         self.server = server
+        self.key = key
 
     def post(self, path: str, body: dict[str, Any], timeout: float = PATIENCE_S) -> Any:
-        request = urllib.request.Request(
-            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with self.open(path, json.dumps(body).encode(), timeout) as response:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.server.url + path, timeout=PATIENCE_S) as response:
+        with self.open(path, None, PATIENCE_S, "GET") as response:
             return str(response.read().decode())
+
+    def answer(self, path: str, body: Any = None, timeout: float = PATIENCE_S, method: str = "POST") -> tuple[int, str]:
+        """Status and text of the answer, whatever they are; `body` is sent as JSON, bytes as they are."""
+        data = body if isinstance(body, bytes) or (body is None and method == "GET") else json.dumps(body).encode()
+        try:
+            with self.open(path, data, timeout, method) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def open(self, path: str, data: bytes | None, timeout: float, method: str = "POST") -> Any:
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+        request = urllib.request.Request(self.server.url + path, data, headers, method=method)
+        return urllib.request.urlopen(request, timeout=timeout)
 
     def flush(self) -> None:
         """Empty the cache, as soon as the server is idle: it refuses while a request runs or a client just hung up."""

@@ -63,6 +63,8 @@ class HybridConfig:
         ("static", "elastic"),
     )
     memory_idle_s: float = _option(2.0, "elastic memory: seconds after which unused memory of an idle server goes back")
+    max_sequences: int = _option(8192, "most sequences of one HTTP request: its prompts times n")
+    max_body_mb: float = _option(64.0, "largest body of an HTTP request, in MB; images and videos come in bodies")
     cpu_memory_gb: float = _option(
         1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
     )
@@ -84,6 +86,10 @@ class HybridConfig:
             raise ConfigError(f"log_interval_s must be 0 (never) or more: {self.log_interval_s}")
         if not self.memory_idle_s >= 0:
             raise ConfigError(f"memory_idle_s must be 0 (at once) or more: {self.memory_idle_s}")
+        if self.max_sequences < 1:
+            raise ConfigError(f"max_sequences must be 1 or more: {self.max_sequences}")
+        if not self.max_body_mb > 0:
+            raise ConfigError(f"max_body_mb must be positive, for example 64: {self.max_body_mb}")
         if not self.cpu_memory_gb > 0:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:

@@ -6,7 +6,6 @@ An unknown backend name stops SGLang, so a server that serves with `--radix-cach
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from typing import Any
 
@@ -22,36 +21,39 @@ _required_hooks: list[str] = []
 
 
 def register() -> None:
-    """Register the backend and the hooks of this process; SGLang applies the hooks right after."""
+    """Register the backend and every hook; SGLang applies the hooks right after.
+
+    A process is not told its role: a scheduler, an HTTP server, an `Engine` in somebody's child process load the same
+    plugins. So each gets all hooks, and proves them where its role begins: the launcher, a scheduler that builds its
+    cache, an HTTP worker that takes its arguments.
+    """
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_hybrid.engine.cache import hooks as cache
+    from sglang_hybrid.engine.frontend import hooks as frontend
+    from sglang_hybrid.engine.pools import hooks as pools
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from sglang_hybrid.engine import cpu
 
         _required_hooks.extend(cpu.register_hooks())
-    if multiprocessing.parent_process() is not None:  # a scheduler, or one of the processes that load plugins too
-        from sglang_hybrid.engine.cache import hooks
-        from sglang_hybrid.engine.pools import hooks as pools
-
-        _required_hooks.extend([*hooks.register(), *pools.register()])
-    if multiprocessing.parent_process() is None:  # only the HTTP process has children to lose
-        from sglang_hybrid.engine.cache import boundaries, usage
-
-        HookRegistry.register(compat.CHILD_DIED, _explain_dead_child, HookType.BEFORE)
-        _required_hooks.extend([compat.CHILD_DIED, *usage.register(), *boundaries.register()])
+    HookRegistry.register(compat.CHILD_DIED, _explain_dead_child, HookType.BEFORE)
+    _required_hooks.extend([*cache.register(), *pools.register(), *frontend.register(), compat.CHILD_DIED])
     register_radix_cache_backend(NAME, build_cache)
 
 
-def verify_hooks() -> None:
-    """Raise IncompatibleEngine unless every hook of this process is in place: SGLang only logs one that failed."""
+def verify_hooks() -> int:
+    """Number of hooks; raises IncompatibleEngine unless every one is in place: SGLang only logs one that failed."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    if missing := [target for target in _required_hooks if target not in HookRegistry._patched]:
+    missing = [target for target in _required_hooks if target not in HookRegistry._patched]
+    if missing or not _required_hooks:
         raise IncompatibleEngine(
             f"SGLang {compat.engine_version()} did not accept a hook this server cannot be right without; "
-            f"install sglang=={compat.PRIMARY}: {', '.join(missing)}"
+            f"install sglang=={compat.PRIMARY}: {', '.join(missing) or 'no plugin was loaded'}"
         )
+    return len(_required_hooks)
 
 
 def build_cache(ctx: Any) -> Any:

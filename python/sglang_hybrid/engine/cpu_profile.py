@@ -89,4 +89,6 @@ def environment(config: HybridConfig) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
+        # Seconds after which uvicorn starts a silent HTTP worker over: SGLang's ten are less than its imports can take.
+        "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120",
     }

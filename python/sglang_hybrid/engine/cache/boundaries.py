@@ -1,4 +1,7 @@
-"""Positions of a prompt that others will share: named by the request, or the end of its first message."""
+"""Positions of a prompt that others will share: named by the request, or the end of its first message.
+
+The HTTP process checks what a request names (`engine/frontend`), the scheduler reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from sglang_hybrid.prefix.admission import MOST_POSITIONS
 
 KEY = "cache_boundaries"
 """Key of a request's `custom_params`: token positions, counted from the start of its prompt."""
-
-VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 
 def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
@@ -38,21 +39,3 @@ def first_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:
         if found.size and found[at := int(found.argmax())]:
             first = at
     return (first + 1,) if first + 1 < tokens.size else ()
-
-
-def register() -> list[str]:
-    """Register the check of requests in the HTTP process and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(VALIDATE, validate, HookType.BEFORE)
-    return [VALIDATE]
-
-
-def validate(_: Any, obj: Any, input_ids: Any) -> None:
-    """Refuse a request whose boundaries lie outside its prompt, with status 400 and for that request alone."""
-    sampling = getattr(obj, "sampling_params", None)
-    if isinstance(sampling, dict) and input_ids is not None and sampling.get("custom_params"):
-        try:
-            named(sampling["custom_params"], len(input_ids))
-        except ConfigError as error:
-            raise ValueError(str(error)) from error

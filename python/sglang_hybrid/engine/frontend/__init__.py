@@ -1,0 +1,20 @@
+"""What stands between clients and the engine, in SGLang's first process or each of its HTTP workers.
+
+| what SGLang does                                        | what stands in its place               | where            |
+|---------------------------------------------------------|----------------------------------------|------------------|
+| HTTP workers load no plugin                             | they prove every hook or do not serve  | workers.py       |
+| a number, type or size out of range ends the scheduler  | 400, with the remedy                   | arrival.py       |
+| token ids outside the vocabulary do too                 | 400, once the prompt is tokens         | prompt.py        |
+| sampling parameters pass unseen                         | they have SGLang's types, and bounds   | sampling.py      |
+| a stop pattern may backtrack for ever                   | its steps are counted, its tail ends   | stop_patterns.py |
+| streams of several samples leave states behind          | nothing is left when they are over     | requests.py      |
+| an id that begins another's id aborts it                | it aborts its own request              | ids.py           |
+| the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
+| a body has any length                                   | 413 beyond a limit                     | bodies.py        |
+| mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
+| `/server_info` shows the API keys                       | it does not                            | access.py        |
+| usage counts cached tokens                              | and says why the others missed         | usage.py         |
+
+`ids.py` and `grammars.py` act in the scheduler. `hooks.py` registers all of it, `limits.py` holds the bounds;
+docs/security.md lists them.
+"""

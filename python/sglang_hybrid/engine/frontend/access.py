@@ -1,0 +1,54 @@
+"""Who may call and read what: gaps in SGLang's use of API keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DECIDE = "sglang.srt.utils.auth.decide_request_auth"
+SERIALIZE = "sglang.srt.utils.msgspec_utils.msgspec_to_builtins"
+"""Makes JSON of what `/server_info` says, among others."""
+
+ADMINISTRATIVE = ("/load_lora_adapter_from_tensors",)
+"""Changes the model for everybody, yet asks for a client's key only (0.5.17 and 0.5.21)."""
+
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+MASK = "***"
+
+
+def register() -> list[str]:
+    """Register the hooks with SGLang's HookRegistry and return their targets."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(DECIDE, decide, HookType.BEFORE)
+    HookRegistry.register(SERIALIZE, mask, HookType.AFTER)
+    return [DECIDE, SERIALIZE]
+
+
+def decide(**asked: Any) -> tuple[tuple[()], dict[str, Any]]:
+    """Ask for the administrator's key where it is due; a header beyond ASCII is a wrong key, not a 500."""
+    from sglang.srt.utils.auth import AuthLevel
+
+    if asked["path"] in ADMINISTRATIVE:
+        asked["auth_level"] = AuthLevel.ADMIN_OPTIONAL
+    if not (asked["authorization_header"] or "").isascii():
+        asked["authorization_header"] = None
+    return (), asked
+
+
+def mask(made: Any, *_: Any, **__: Any) -> Any:
+    """`/server_info` without the keys it shows to whoever holds a client's: as fields and in the launch command."""
+    if not isinstance(made, dict) or "internal_states" not in made:
+        return None
+    secrets = {made[name] for name in SECRETS if isinstance(made.get(name), str) and made[name]}
+    return _masked(made, secrets)
+
+
+def _masked(value: Any, secrets: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: MASK if key in SECRETS and each else _masked(each, secrets) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_masked(each, secrets) for each in value]
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+    return value

@@ -1,0 +1,146 @@
+"""A client's mistake is a 4xx at every endpoint: SGLang answers some with 500 and a traceback, or half a stream."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import pkgutil
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend.limits import shown
+
+TEMPLATE = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._apply_jinja_template"
+DETOKENIZE = "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._convert_to_internal_request"
+OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
+OLLAMA_CHAT = f"{OLLAMA}.handle_chat"
+COUNT_TOKENS = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_count_tokens"
+OLLAMA_STREAMS = (f"{OLLAMA}._stream_chat_response", f"{OLLAMA}._stream_generate_response")
+
+FASTAPI_BODY = "fastapi.dependencies.utils.request_body_to_args"
+FASTAPI_CALL = "fastapi.routing.run_endpoint_function"
+
+_MISSHAPEN = (AttributeError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
+_LARGEST_ID = 2**32 - 1
+
+_unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("unrendered", default=None)
+"""While tokens are counted: what the chat template had against the messages."""
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> list[str]:
+    """Register those hooks whose target exists; none is required, for a mistake that is a 500 harms nobody else."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    hooks: list[tuple[str, Callable[..., Any], HookType]] = [
+        (TEMPLATE, render, HookType.AROUND),
+        (DETOKENIZE, detokenize, HookType.BEFORE),
+        (OLLAMA_CHAT, require_messages, HookType.BEFORE),
+        (COUNT_TOKENS, count_tokens, HookType.AROUND),
+        *((target, ollama_stream, HookType.AROUND) for target in OLLAMA_STREAMS),
+        (FASTAPI_BODY, read_body, HookType.AROUND),
+        (FASTAPI_CALL, call, HookType.AROUND),
+    ]
+    for target, hook, kind in hooks:
+        try:
+            pkgutil.resolve_name(target)
+        except (ImportError, AttributeError):
+            logger.warning("%s is gone: some mistakes of clients are answered with 500", target)
+        else:
+            HookRegistry.register(target, hook, kind)
+    return []
+
+
+async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A body of another shape than the validators of SGLang's request models expect: null, a list, a number within."""
+    from fastapi.exceptions import RequestValidationError
+
+    try:
+        return await original(*args, **kwargs)
+    except _MISSHAPEN as error:
+        problem = {"type": "value_error", "loc": ("body",), "msg": f"the body has another shape: {error}"}
+        raise RequestValidationError([problem]) from error
+
+
+async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -> Any:
+    """Run an endpoint; a ValueError, SGLang's word for a bad request, is one where the endpoint does not say so."""
+    from fastapi import HTTPException
+
+    try:
+        return await original(dependant=dependant, **kwargs)
+    except ValueError as error:
+        logger.warning("a bad request: %s", shown(str(error)))
+        raise HTTPException(400, str(error)) from error
+    except TypeError as error:
+        if getattr(dependant.call, "__name__", "") != "vertex_generate":
+            raise
+        raise HTTPException(400, f"parameters are those of /generate: {error}") from error
+
+
+def render(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Messages and `chat_template_kwargs` that the model's template cannot render are the client's, as SGLang has it
+    for the errors it expects of a template."""
+    try:
+        return original(*args, **kwargs)
+    except _MISSHAPEN as error:
+        refused = ConfigError(
+            "the chat template cannot render this request; check messages, tools and chat_template_kwargs: "
+            f"{shown(error)}"
+        )
+        _note(refused)
+        raise refused from error
+    except ValueError as error:
+        _note(error)
+        raise
+
+
+def _note(error: ValueError) -> None:
+    if (noted := _unrendered.get()) is not None:
+        noted.append(str(error))
+
+
+async def count_tokens(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """SGLang says 500 for messages that the template cannot render, here and nowhere else."""
+    from fastapi import HTTPException
+
+    refused: list[str] = []
+    token = _unrendered.set(refused)
+    try:
+        answer = await original(*args, **kwargs)
+    finally:
+        _unrendered.reset(token)
+    if refused:
+        raise HTTPException(400, refused[-1])
+    return answer
+
+
+def detokenize(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse numbers that are no token of any vocabulary; the tokenizer raises what SGLang calls its own error."""
+    nested = [each if isinstance(each, list) else [each] for each in request.tokens]
+    for ids in nested:
+        if ids and not 0 <= min(ids) <= max(ids) <= _LARGEST_ID:
+            raise ConfigError(f"tokens are whole numbers from 0 to {_LARGEST_ID}: {shown(ids)}")
+
+
+def require_messages(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse a chat without messages."""
+    if not request.messages:
+        raise ConfigError("messages has at least one message: []")
+
+
+async def ollama_stream(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Ollama's streams tell of a bad request in a line of their own; SGLang's break off."""
+    response = await original(*args, **kwargs)
+    response.body_iterator = _told(response.body_iterator)
+    return response
+
+
+async def _told(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for line in lines:
+            yield line
+    except ValueError as error:
+        yield json.dumps({"error": str(error)}).encode() + b"\n"

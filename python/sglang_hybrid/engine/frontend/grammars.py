@@ -1,0 +1,24 @@
+"""Compiled grammars of clients: SGLang's scheduler keeps every one it ever compiled, up to ten megabytes each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.engine.frontend.limits import GRAMMARS
+
+KEEP = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.set_cache"
+
+
+def register() -> list[str]:
+    """Register the hook with SGLang's HookRegistry and return its target."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(KEEP, keep, HookType.AFTER)
+    return [KEEP]
+
+
+def keep(_: None, backend: Any, key: tuple[str, str], value: Any) -> None:
+    """Forget all others when the texts of the kept ones are too long together; who runs has a copy of its own."""
+    if sum(len(text) for _, text in backend.cache) > GRAMMARS:
+        backend.reset()  # with the compiler's own cache
+        backend.cache[key] = value

@@ -1,0 +1,57 @@
+"""A prompt as token ids, right before SGLang makes the object that goes to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache.boundaries import named
+from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, shown
+
+_DEFAULT_NEW_TOKENS = 128
+"""SGLang's `max_new_tokens` where a request has none."""
+
+
+def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
+    """Check the prompt of one sequence; raises ConfigError, which SGLang answers with 400 for that request alone.
+
+    Embedding lookups do not check their index: a token outside the vocabulary ends the scheduler, on a GPU the device's
+    context with it.
+    """
+    if ids is None:
+        return
+    vocabulary = int(manager.model_config.vocab_size)
+    # What SGLang's processors of images and sounds make of a prompt is theirs; what the client gave is checked.
+    checked = (obj.input_ids or ()) if obj.contains_mm_input() and manager.model_config.is_multimodal else ids
+    if len(checked) and not 0 <= min(checked) <= max(checked) < vocabulary:
+        wrong = min(checked) if min(checked) < 0 else max(checked)
+        raise ConfigError(f"token ids are those of the vocabulary, 0 to {vocabulary - 1}: {wrong}")
+    if not len(ids) and not (getattr(obj, "session_params", None) or {}).get("id"):
+        raise ConfigError("a prompt has at least one token: 0")
+    for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
+        positions = getattr(obj, name, None)
+        if positions and not 0 <= min(positions) <= max(positions) < len(ids):
+            raise ConfigError(f"{name} are positions in the prompt, which has {len(ids)} tokens: {shown(positions)}")
+    params = obj.sampling_params or {}
+    samples = params.get("n", 1)
+    if len(ids) * samples > TOKENS:
+        raise ConfigError(
+            f"a prompt times its samples has at most {TOKENS} tokens; send several requests: {len(ids)} x {samples}"
+        )
+    if getattr(obj, "return_logprob", False):
+        _require_logprobs(obj, params, len(ids), manager.context_len, samples)
+    named(params.get("custom_params"), len(ids))
+
+
+def _require_logprobs(obj: Any, params: dict[str, Any], prompt: int, context: int, samples: int) -> None:
+    new = params.get("max_new_tokens", _DEFAULT_NEW_TOKENS)
+    positions = max(context - prompt, 0) if new is None else new
+    if (start := obj.logprob_start_len) >= 0:
+        positions += max(prompt - start, 0)
+    each = 1 + obj.top_logprobs_num + len(obj.token_ids_logprob or ())
+    if positions * each * samples > LOGPROBS:
+        raise ConfigError(
+            f"a request returns at most {LOGPROBS} log-probabilities; ask for fewer per token, fewer tokens "
+            f"(max_tokens) or a smaller n: {positions} x {each} x {samples}"
+        )

@@ -1,0 +1,61 @@
+"""Every request of the HTTP process: checked before SGLang sees it, and gone without a trace when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sglang_hybrid.engine.frontend.arrival import require_arrival
+from sglang_hybrid.engine.frontend.ids import require_own
+from sglang_hybrid.engine.frontend.prompt import require_prompt
+from sglang_hybrid.engine.frontend.settings import settings
+
+GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+
+
+def register() -> list[str]:
+    """Register the hooks with SGLang's HookRegistry and return their targets."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(GENERATE, generate, HookType.AROUND)
+    HookRegistry.register(VALIDATE, validate, HookType.BEFORE)
+    return [GENERATE, VALIDATE]
+
+
+async def generate(
+    original: Callable[..., Any], manager: Any, obj: Any, request: Any = None
+) -> AsyncIterator[dict[str, Any]]:
+    """SGLang's answers to `obj`; `request` is the HTTP request it came with, None for one of the server's own."""
+    obj.is_single = not isinstance(obj.rid, list)  # asked for when the response is over, whatever becomes of it
+    if request is not None:
+        require_own(obj, str(request.scope.get("path", "")))
+    require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    try:
+        async with aclosing(original(manager, obj, request)) as answers:
+            async for answer in answers:
+                yield answer
+    finally:
+        release(manager, obj)
+
+
+def release(manager: Any, obj: Any) -> None:
+    """Drop the states of `obj` that never reached the scheduler, for nobody else will.
+
+    SGLang makes a state for each of n samples, then others that it sends; of the unsent ones it drops one per prompt,
+    the rest only where the caller gives up early. A batch that repeats the id of a running request leaves those before
+    it. SIGTERM waits until no state is left.
+    """
+    if getattr(obj, "is_single", True) or not isinstance(obj.rid, list):
+        return
+    made = {id(sub) for sub in getattr(obj, "_sub_obj_cache", {}).values()}
+    for rid in obj.rid:
+        state = manager.rid_to_state.get(rid)
+        if state is not None and not state.dispatched and id(state.obj) in made:
+            del manager.rid_to_state[rid]
+
+
+def validate(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Check one prompt of a request once it is tokens."""
+    require_prompt(manager, obj, input_ids)

@@ -1,0 +1,57 @@
+"""`--tokenizer-worker-num`: SGLang starts HTTP workers that load no plugin; these would serve without our hooks.
+
+Every worker begins with the arguments that the first process leaves in shared memory, as a pickle. A `Passport` goes
+with them: whoever unpickles it loads the plugins and proves the hooks, or fails before it serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+LEAVE = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
+KEY = "sglang_hybrid_hooks"
+"""Where the passport lies in the scheduler's information that each worker gets; afterwards, the number of hooks."""
+
+logger = logging.getLogger("sglang.srt.entrypoints.http_server")
+"""The one logger that speaks in a worker before its settings have arrived."""
+
+
+class Passport:
+    """Pickles to a call of `enter`."""
+
+    def __reduce__(self) -> tuple[Callable[[], int], tuple[()]]:
+        return enter, ()
+
+
+def register() -> list[str]:
+    """Register the hook in the process that leaves the arguments and return its target."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(LEAVE, leave, HookType.BEFORE)
+    return [LEAVE]
+
+
+def leave(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Prove the hooks of this process, then send the passport along with the arguments."""
+    from sglang_hybrid.engine import backend
+
+    backend.verify_hooks()
+    return (port_args, server_args, {**scheduler_info, KEY: Passport()}), {}
+
+
+def enter() -> int:
+    """In a worker that takes the arguments: apply the hooks, prove them, return their number.
+
+    Raises IncompatibleEngine, which ends the worker before it opens its port.
+    """
+    from sglang.srt.plugins import load_plugins
+
+    from sglang_hybrid.engine import backend
+
+    load_plugins()
+    proved = backend.verify_hooks()
+    logger.info("sglang-hybrid is active in HTTP worker %d: %d hooks", os.getpid(), proved)
+    return proved

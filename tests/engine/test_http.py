@@ -1,0 +1,259 @@
+"""One server and its hostile clients: what harms is refused and leaves nothing, and SIGTERM ends the server.
+
+The tests share the server, in the order of this file; the last one ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bodies import Document, body_of
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from refused import ENDS, MESSAGES, MISTAKES
+from support import Client
+
+from sglang_hybrid.demo.server import Server
+
+pytestmark = pytest.mark.engine
+
+KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
+LIMITS = ("--hybrid-max-body-mb", "0.5", "--hybrid-max-sequences", "64")
+FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", *LIMITS)
+FEW = {"max_new_tokens": 3}
+PROMPT = list(range(3, 103))
+
+
+@pytest.fixture(scope="module")
+def server(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(models("gdn"), FLAGS, log=tmp_path_factory.mktemp("http") / "server.log") as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Client:
+    return Client(server, KEY)
+
+
+@pytest.fixture(scope="module")
+def first_answer(client: Client) -> list[int]:
+    """What the server said before anybody was hostile."""
+    return client.generate(PROMPT, 16)[0]
+
+
+def message(path: str, text: str) -> str:
+    """The words of an error in the form of its endpoint."""
+    said: dict[str, Any] = json.loads(text)
+    inner = said.get("error", said)
+    found: str = inner["message"]
+    if path.startswith("/v1/messages"):
+        assert said["type"] == "error"
+    elif path.startswith("/v1/"):
+        assert said["object"] == "error"
+        assert said["code"] == 400
+    return found
+
+
+def stream(client: Client, **fields: Any) -> Iterator[dict[str, Any]]:
+    """The events of a streamed request; to close the iterator is to hang up."""
+    body = json.dumps({"input_ids": [5, 6, 7], "stream": True, **fields}).encode()
+    with client.open("/generate", body, timeout=120) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+
+
+def running(client: Client) -> int:
+    """Requests in the scheduler."""
+    loads = json.loads(client.answer("/v1/loads", method="GET")[1])["loads"]
+    return sum(int(load["num_running_reqs"]) + int(load["num_waiting_reqs"]) for load in loads)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came to be")
+
+
+@pytest.mark.parametrize("what", [*ENDS, *MISTAKES])
+def test_a_request_that_harms_is_refused(client: Client, first_answer: list[int], what: str) -> None:
+    path, body = {**ENDS, **MISTAKES}[what]
+    status, text = client.answer(path, body)
+    assert status == 400, text
+    assert message(path, text)
+
+
+STREAMED = [
+    what
+    for what, (path, body) in {**ENDS, **MISTAKES}.items()
+    if isinstance(body, dict) and path in ("/generate", "/v1/completions", "/v1/chat/completions")
+]
+
+
+@pytest.mark.parametrize("what", STREAMED)
+def test_a_stream_of_it_is_refused(client: Client, what: str) -> None:
+    """OpenAI's endpoints answer 400; SGLang's own begin the stream, and say so in it."""
+    path, body = {**ENDS, **MISTAKES}[what]
+    status, text = client.answer(path, {**body, "stream": True})
+    if path == "/generate" and status == 200:
+        events = text.split("\n\n")
+        assert json.loads(events[0].removeprefix("data: "))["error"]["code"] == 400
+        assert events[1] == "data: [DONE]"
+    else:
+        assert status == 400, text
+        assert message(path, text)
+
+
+def test_a_stream_of_ollama_says_what_is_wrong(client: Client) -> None:
+    status, text = client.answer("/api/generate", {"model": "m", "prompt": "a", "options": {"top_k": 2**40}})
+    assert (status, "top_k" in json.loads(text)["error"]) == (200, True)
+
+
+def test_what_is_beyond_a_limit_is_refused_with_its_name(client: Client) -> None:
+    status, text = client.answer("/generate", b'{"text": "' + b"a" * 500_000 + b'"}')
+    assert (status, "--hybrid-max-body-mb" in text) == (413, True)
+    status, text = client.answer("/generate", {"input_ids": [[5]] * 65})
+    assert (status, "--hybrid-max-sequences" in text) == (400, True)
+    assert client.answer("/generate", {"input_ids": [[5]] * 64, "sampling_params": FEW})[0] == 200
+
+
+def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
+    """The model is made to say `a` for ever."""
+    fields = {"max_new_tokens": 12, "logit_bias": {"67": 100}, "stop_regex": "[^b]a+"}
+    answer = client.post("/generate", {"input_ids": [5, 6], "sampling_params": fields})
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "[^b]a+"}
+
+
+def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
+    assert Client(server).answer("/generate", {"input_ids": [5]})[0] == 401
+    assert Client(server, "clé").answer("/generate", {"input_ids": [5]})[0] == 401
+    for path in ("/flush_cache", "/update_weights_from_tensor", "/load_lora_adapter_from_tensors"):
+        assert client.answer(path, {})[0] in (401, 403), path
+    status, text = client.answer("/server_info", method="GET")
+    assert (status, KEY in text, MASTER in text) == (200, False, False)
+
+
+def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
+    """The client's id is the beginning of another's."""
+    wait_until(lambda: running(client) == 0)
+    much = {"max_new_tokens": 600, "ignore_eos": True}
+    others = stream(client, rid="b1", sampling_params=much)
+    next(others)
+    mine = stream(client, rid="b", sampling_params=much)
+    next(mine)
+    wait_until(lambda: running(client) == 2)
+    mine.close()
+    wait_until(lambda: running(client) == 1)
+    last = list(others)[-1]
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 600}
+
+
+TEXT = {"model": "m", "max_tokens": 2}
+RIGHT: dict[str, tuple[int, dict[str, Any]]] = {
+    "/generate": (250, {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}}),
+    "/v1/completions": (150, {**TEXT, "prompt": "hi"}),
+    "/v1/chat/completions": (250, {**TEXT, "messages": MESSAGES}),
+    "/v1/messages": (100, {**TEXT, "messages": MESSAGES}),
+    "/v1/messages/count_tokens": (40, {"model": "m", "messages": MESSAGES}),
+    "/v1/score": (60, {"model": "m", "query": "a", "items": ["b"], "label_token_ids": [5]}),
+    "/v1/tokenize": (40, {"model": "m", "prompt": "hi"}),
+    "/v1/detokenize": (40, {"model": "m", "tokens": [5]}),
+    "/v1/embeddings": (20, {"model": "m", "input": "hi"}),
+    "/v1/classify": (10, {"model": "m", "input": "hi"}),
+    "/v1/rerank": (20, {"query": "a", "documents": ["b"]}),
+    "/v1/decisions": (20, {}),
+    "/v1/systemone": (20, {}),
+    "/encode": (20, {"text": "a"}),
+    "/classify": (10, {"text": "a"}),
+    "/api/chat": (60, {"model": "m", "messages": MESSAGES, "options": {"num_predict": 2}}),
+    "/api/generate": (60, {"model": "m", "prompt": "a", "options": {"num_predict": 2}}),
+    "/api/show": (10, {"model": "m"}),
+    "/vertex_generate": (40, {"instances": [{"text": "a"}], "parameters": {"sampling_params": {"max_new_tokens": 2}}}),
+    "/invocations": (20, {**TEXT, "messages": MESSAGES}),
+    "/parse_function_call": (40, {"text": "a", "tools": [], "tool_call_parser": "qwen25"}),
+    "/separate_reasoning": (40, {"text": "a", "reasoning_parser": "qwen3"}),
+    "/open_session": (30, {"capacity_of_str_len": 100}),
+    "/close_session": (20, {"session_id": "a"}),
+    "/flush_cache": (5, {}),
+    "/load_lora_adapter_from_tensors": (5, {}),
+}
+"""Bodies tried at each endpoint that serves clients, and a right one; the last two are not for them."""
+
+
+@pytest.fixture(scope="module")
+def document(client: Client) -> Document:
+    found: Document = json.loads(client.answer("/openapi.json", method="GET")[1])
+    return found
+
+
+@pytest.mark.parametrize("path", RIGHT)
+def test_no_body_is_an_error_of_the_server(client: Client, document: Document, path: str) -> None:
+    """Nearly right bodies after SGLang's own OpenAPI document; an answer that takes long is hung up on."""
+    tries, right = RIGHT[path]
+    content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema")
+    seen: Counter[int] = Counter()
+
+    @settings(
+        max_examples=tries,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(body_of(document, schema, right) if schema else st.just(right))
+    def attempt(body: Any) -> None:
+        try:
+            status, text = client.answer(path, body, timeout=0.5)
+        except TimeoutError:
+            seen[0] += 1
+            return
+        assert status < 500, text
+        seen[status] += 1
+
+    attempt()
+    assert seen[0] < seen.total() / 2, "most were answered before the client hung up"
+
+
+def test_the_server_is_as_before_and_ends(client: Client, server: Server, first_answer: list[int]) -> None:
+    """Streams of several samples, batches, repeated ids and hang-ups, too; nothing is left, so SIGTERM ends it."""
+    for fields in (
+        {"sampling_params": {**FEW, "n": 4}},
+        {"sampling_params": {**FEW, "n": 2}, "input_ids": [[5], [6], [7]]},
+        {"sampling_params": FEW, "input_ids": [[5], [6]], "rid": "batch"},
+        {"sampling_params": {**FEW, "n": -1}},
+        {"sampling_params": FEW, "input_ids": [[5], [10**6]]},
+    ):
+        assert list(stream(client, **fields))
+    chat = {"model": "m", "messages": MESSAGES, "max_tokens": 3, "n": 3, "stream": True}
+    assert client.answer("/v1/chat/completions", chat)[0] == 200
+    assert client.answer("/v1/completions", {"model": "m", "prompt": ["a", "b"], "n": 2, "stream": True})[0] == 200
+    first = stream(client, rid="one", sampling_params={"max_new_tokens": 1_500, "ignore_eos": True})
+    next(first)
+    repeated = {"input_ids": [[5], [6]], "rid": ["new", "one"], "sampling_params": FEW}
+    status, text = client.answer("/generate", repeated)
+    assert (status, "Duplicate request ID" in text) == (400, True)
+    first.close()
+    several = stream(client, sampling_params={"max_new_tokens": 1_500, "ignore_eos": True, "n": 3})
+    next(several)
+    several.close()
+    wait_until(lambda: running(client) == 0)
+    assert client.generate(PROMPT, 16)[0] == first_answer
+    administrator = Client(server, MASTER)
+    wait_until(lambda: administrator.answer("/flush_cache", {})[0] == 200)
+    assert client.generate(PROMPT, 16) == (first_answer, 0)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(90) == 0
+    assert re.findall(r"Remaining number of requests (\d+)", server.log.read_text()) == ["0"]

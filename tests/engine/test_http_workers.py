@@ -1,0 +1,48 @@
+"""With `--tokenizer-worker-num` several processes serve HTTP: each has every hook.
+
+That none serves without is tested in tests/unit/engine/test_frontend_workers.py.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import Client
+
+from sglang_hybrid.demo.server import Server
+
+pytestmark = pytest.mark.engine
+
+WORKERS = ("--tokenizer-worker-num", "2")
+
+
+def test_every_worker_has_the_hooks(models: Callable[[str], Path], tmp_path: Path) -> None:
+    prompt = list(range(3, 203))
+    with Server(models("gdn"), WORKERS, log=tmp_path / "server.log") as server:
+        server.wait_ready()
+        client = Client(server)
+        answers: Counter[tuple[str, object]] = Counter()
+        sampling = {"max_new_tokens": 2}
+        for _ in range(16):  # a connection each: the kernel gives them to either worker
+            bad = {"input_ids": prompt, "sampling_params": {**sampling, "custom_params": {"cache_boundaries": [999]}}}
+            answers["boundary", client.answer("/generate", bad)[0]] += 1
+            answers["id", client.answer("/generate", {"input_ids": [10**6], "sampling_params": sampling})[0]] += 1
+            lines = {"input_ids": prompt, "rid": "x\n[2030-01-01] forged", "sampling_params": sampling}
+            answers["name", client.answer("/generate", lines)[0]] += 1
+            usage = client.post("/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2})["usage"]
+            details = usage["prompt_tokens_details"]
+            missed = sum(details["miss_tokens"].values())
+            answers["usage", details["cached_tokens"] + missed == usage["prompt_tokens"]] += 1
+            streamed = {"input_ids": prompt, "stream": True, "sampling_params": {**sampling, "n": 3}}
+            answers["stream", client.answer("/generate", streamed)[0]] += 1
+        wanted = {"boundary": 400, "id": 400, "name": 400, "usage": True, "stream": 200}
+        assert dict(answers) == dict.fromkeys(wanted.items(), 16)
+        log = server.log.read_text()
+        assert log.count("sglang-hybrid is active in HTTP worker") == 2
+        assert "forged" not in log.replace(r"\n[2030-01-01] forged", "")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(90) == 0

@@ -1,0 +1,51 @@
+"""An HTTP worker proves its hooks before it serves, and so does the process that starts it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.core.errors import IncompatibleEngine
+from sglang_hybrid.engine import backend
+from sglang_hybrid.engine.cache import hooks as cache
+from sglang_hybrid.engine.frontend import access, bodies, ids, requests, usage, workers
+
+
+def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port, server, info), named = workers.leave("port", "server", {"startup_time": 1})
+    assert (port, server, named) == ("port", "server", {})
+    sent = pickle.dumps(info)
+    assert pickle.loads(sent)[workers.KEY] == len(backend._required_hooks) > 20
+    monkeypatch.setattr(backend, "_required_hooks", [*backend._required_hooks, "sglang.srt.nowhere.function"])
+    with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
+        pickle.loads(sent)
+    with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
+        workers.leave("port", "server", {})
+
+
+def test_a_process_without_plugins_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_required_hooks", [])
+    with pytest.raises(IncompatibleEngine, match="no plugin was loaded"):
+        workers.enter()
+
+
+def test_sglang_hands_its_workers_what_the_hook_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers import multi_tokenizer_mixin
+
+    written: list[Any] = []
+
+    class Memory:
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(
+        multi_tokenizer_mixin, "write_to_shared_memory", lambda args, _: written.append(args) or Memory()
+    )
+    multi_tokenizer_mixin.write_data_for_multi_tokenizer("port", "server", {"startup_time": 1})
+    assert isinstance(written[0][2][workers.KEY], workers.Passport)
+
+
+def test_every_process_gets_every_hook() -> None:
+    frontend = {requests.GENERATE, workers.LEAVE, usage.WHOLE, bodies.STREAM, ids.REQUEST, access.DECIDE}
+    assert frontend | {cache.ADMIT} <= set(backend._required_hooks)
