@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +158,27 @@ def test_clients_that_hang_up_in_hundreds(client: Client, references: Callable[[
             connection.close()
     prompt = shared + words(rng, 30)
     reference.assert_greedy(prompt, client.generate(prompt)[0])
+    assert_empty(client)
+
+
+def test_weights_change_when_nobody_runs(
+    client: Client, models: Callable[[str], Path], references: Callable[[str], Reference]
+) -> None:
+    """Right after clients hung up, their requests are still in the scheduler."""
+    rng, reference = random.Random(47), references("gdn")
+    folder = str(models("gdn"))
+    for wave in range(6):
+        rude = [client.asked(words(rng, rng.choice((20, 3000)))) for _ in range(4)]
+        if wave % 2:
+            seen = client.batches("Prefill")
+            assert eventually(lambda seen=seen: client.batches("Prefill") > seen, 0.02)
+        for connection in rude:
+            connection.close()
+        assert client.post("/update_weights_from_disk", {"model_path": folder})["success"]
+        prompt = words(rng, 200)
+        output, hit = client.generate(prompt, 4)
+        reference.assert_greedy(prompt, output)
+        assert hit == 0
     assert_empty(client)
 
 

@@ -10,11 +10,12 @@
 | streams of several samples leave states behind          | nothing is left when they are over     | requests.py      |
 | an id that begins another's id aborts it                | it aborts its own request              | ids.py           |
 | the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
+| weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 
-`ids.py` and `grammars.py` act in the scheduler. `hooks.py` registers all of it, `limits.py` holds the bounds;
-docs/security.md lists them.
+`ids.py`, `grammars.py` and `idle.py` act in the scheduler. `hooks.py` registers all of it, `limits.py` holds the
+bounds; docs/security.md lists them.
 """

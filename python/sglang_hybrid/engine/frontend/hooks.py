@@ -7,6 +7,7 @@ from sglang_hybrid.engine.frontend import (
     bodies,
     endpoints,
     grammars,
+    idle,
     ids,
     requests,
     stop_patterns,
@@ -17,5 +18,5 @@ from sglang_hybrid.engine.frontend import (
 
 def register() -> list[str]:
     """Register the hooks with SGLang's HookRegistry and return their targets."""
-    parts = (workers, access, bodies, endpoints, grammars, ids, requests, stop_patterns, usage)
+    parts = (workers, access, bodies, endpoints, grammars, idle, ids, requests, stop_patterns, usage)
     return [target for part in parts for target in part.register()]

@@ -1,0 +1,79 @@
+"""Loading weights and giving memory back are for an idle scheduler: they wait for it, and later requests for them.
+
+SGLang's HTTP process lets an update through when no client waits for an answer. The request of one that hung up may
+still be in the scheduler then, and a second HTTP worker knows nothing of the first one's clients; SGLang ends the
+scheduler on an assertion, after the weights have changed under whoever runs. This acts in the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_hybrid.engine.frontend.settings import settings
+
+PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """What one scheduler received and has not handled yet, in order."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+
+    def admit(self, received: list[Any], idle: bool) -> list[Any]:
+        """What to handle now. Nothing that needs an idle scheduler stands behind a request in it."""
+        ready: list[Any] = []
+        pending, self._held = [*self._held, *received], []
+        for message in pending:
+            if self._held and (_is_work(message) or _needs_idle(message)):
+                self._held.append(message)
+            elif _needs_idle(message) and not idle:
+                logger.info("%s waits until the requests that run have ended", type(message).__name__)
+                self._held.append(message)
+            else:
+                idle = idle and not _is_work(message)
+                ready.append(message)
+                if self._held and _is_abort(message):
+                    self._held.append(message)  # for requests that wait here
+        return ready
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+_gate = Gate()
+"""A process has one scheduler."""
+
+
+def register() -> list[str]:
+    """Register the hook with SGLang's HookRegistry and return its target."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(PROCESS, hold, HookType.BEFORE)
+    return [PROCESS]
+
+
+def hold(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A scheduler is about to handle what it received. One that is paused is the administrator's own affair."""
+    if not len(_gate) and not any(map(_needs_idle, received)):
+        return None
+    idle = scheduler._engine_paused or scheduler.is_fully_idle()
+    return (scheduler, _gate.admit(received, idle)), {}
+
+
+def _needs_idle(message: Any) -> bool:
+    name = type(message).__name__
+    if name == "ReleaseMemoryOccupationReqInput":
+        return settings().memory != "elastic"  # which gives memory back under load
+    return name.startswith("UpdateWeight") and bool(getattr(message, "flush_cache", False))
+
+
+def _is_work(message: Any) -> bool:
+    return hasattr(message, "input_ids") or hasattr(message, "batch")
+
+
+def _is_abort(message: Any) -> bool:
+    return type(message).__name__ == "AbortReq"
