@@ -27,7 +27,7 @@ class Client:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
-    def answer(self, path: str, body: Any = None, timeout: float = 60, method: str = "POST") -> tuple[int, str]:
+    def answer(self, path: str, body: Any = None, timeout: float = 900, method: str = "POST") -> tuple[int, str]:
         """Status and text of the answer, whatever they are; `body` is sent as JSON, bytes as they are."""
         data = body if isinstance(body, bytes) or (body is None and method == "GET") else json.dumps(body).encode()
         try:
