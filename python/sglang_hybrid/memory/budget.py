@@ -7,7 +7,7 @@ used + free + unmapped == total, after every call
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,17 +37,13 @@ class ReturnConfig:
 
 
 class Budget:
-    """The granules of one machine and the pools that share them.
-
-    `limits` caps the used granules of a pool by name: a static split is two limits, on-demand sharing is none.
-    """
+    """The granules of one machine and the pools that share them. A granule belongs to whoever uses it: no split."""
 
     def __init__(
         self,
         total_bytes: int,
         granule_bytes: int,
         backing: Backing,
-        limits: Mapping[str, int] | None = None,
         returns: ReturnConfig | None = None,
     ) -> None:
         if granule_bytes < 1 or total_bytes < granule_bytes:
@@ -55,10 +51,8 @@ class Budget:
         self.total = total_bytes // granule_bytes
         self.granule_bytes = granule_bytes
         self.backing = backing
-        self.limits = dict(limits or {})
         self.returns = returns or ReturnConfig()
         self.pools: dict[str, Pool] = {}
-        self.refused: str | None = None  # the pool whose limit stopped the last refused request
         self.mapped_ever = 0
         self.unmapped_ever = 0
         self._returning = False  # whether the last `settle` stopped before all that was idle had gone
@@ -117,9 +111,7 @@ class Budget:
         used = granules
         for other in self.pools.values():
             used += other.columns.used_granules
-        if used > self.total:
-            return False
-        return pool.columns.used_granules + granules <= self.limits.get(pool.name, self.total)
+        return used <= self.total
 
     def obtainable(self, pool: "Pool") -> int:
         """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
@@ -128,8 +120,7 @@ class Budget:
         """
         books = pool.books
         used = sum(other.books.used_granules for other in self.pools.values())
-        left = min(self.total - used, self.limits.get(pool.name, self.total) - books.used_granules)
-        columns = min(left // books.column_granules, len(books.state) - books.live_columns)
+        columns = min((self.total - used) // books.column_granules, len(books.state) - books.live_columns)
         return pool.room + columns * pool.layout.column_pages
 
     def release(self, pool: "Pool", *columns: int) -> int:
@@ -199,9 +190,7 @@ class Budget:
         """Raise InvariantError unless every pool is consistent and free + used + unmapped == total."""
         for pool in self.pools.values():
             pool.check()
-            limit = self.limits.get(pool.name, self.total)
-            if pool.columns.used_granules > limit:
-                raise InvariantError(f"pool {pool.name!r} exceeds its limit {limit}: {pool.columns.used_granules}")
+            pool.sort()
         if min(self.free, self.used, self.unmapped) < 0 or self.free + self.used + self.unmapped != self.total:
             raise InvariantError(
                 f"the account does not add up to {self.total}: {(self.free, self.used, self.unmapped)}"

@@ -63,10 +63,6 @@ class Columns:
             found.append(at)
         return found
 
-    def least(self, count: int) -> int:
-        """Granules that `count` columns of an empty pool use: the first ones, side by side."""
-        return sum(group.planes.count * group.spans[count - 1].stop for group in self._groups) if count else 0
-
     def all_warm(self, columns: Sequence[int]) -> bool:
         """Whether `columns` need no mapping."""
         return UNMAPPED not in [self.state[column] for column in columns]

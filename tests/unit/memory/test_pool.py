@@ -29,13 +29,13 @@ class Recorder(LedgerBacking):
         super().unmap(runs)
 
 
-def build(total=20, limits=None, returns=None, state_planes=None, pinned=0, checked=False):
+def build(total=20, returns=None, state_planes=None, pinned=0, checked=False):
     kv = Layout(
         "kv", (Planes("kv", 2, 64),), slots=16 * 16, granule_bytes=G, pinned_pages=pinned
     )  # 16 pages, 2 granules
     state = Layout("state", state_planes or (Planes("state", 3, 512),), slots=20, granule_bytes=G)
     backing = Recorder([*kv.plane_granules, *state.plane_granules])
-    budget = Budget(total * G, G, backing, limits, returns)
+    budget = Budget(total * G, G, backing, returns)
     first = first_planes([kv, state])
     return budget, Pool(kv, budget, first[0], checked), Pool(state, budget, first[1]), backing
 
@@ -218,13 +218,13 @@ def test_whoever_hoards_free_pages_is_asked_before_memory_moves():
 
 
 def test_what_is_obtainable_can_be_had():
-    budget, kv, state, _ = build(total=9, limits={"kv": 6, "state": 9})
+    budget, kv, state, _ = build(total=9)
     pages = kv.alloc(20)
-    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 16, 2)
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 32, 2)
     kv.free(pages[:16])  # a loose column counts as in use until somebody sorts
-    assert (budget.obtainable(kv), budget.obtainable(state)) == (28 + 16, 2)
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (28 + 32, 2)
     kv.sort()
-    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 32, 4)
+    assert (budget.obtainable(kv), budget.obtainable(state)) == (12 + 48, 4)
     state.alloc(4)
     assert budget.obtainable(kv) == 12
     kv.alloc(12)
@@ -328,15 +328,6 @@ def test_pinned_pages_are_mapped_and_never_handed_out():
         kv.check()
     with pytest.raises(InvariantError, match="freed twice or while not live"):
         budget.settle(now=1.0)
-
-
-def test_limits_are_a_static_split():
-    budget, kv, state, _ = build(total=20, limits={"kv": 4, "state": 16})
-    kv.alloc(32)
-    with pytest.raises(PoolExhausted):
-        kv.alloc(1)
-    state.alloc(8)
-    budget.check()
 
 
 def test_bad_budgets():

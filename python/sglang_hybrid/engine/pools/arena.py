@@ -13,10 +13,9 @@ from sglang_hybrid.device.prefill import Prefiller
 from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
-from sglang_hybrid.memory.demand import Outlook
-from sglang_hybrid.memory.entries import Entry
 from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.meter import Meter, MeteredBacking
+from sglang_hybrid.memory.outlook import Outlook
 from sglang_hybrid.memory.pool import Pool
 from sglang_hybrid.memory.sizing import Sizing
 
@@ -125,18 +124,16 @@ class Arena:
     def possible(self, pages: Mapping[str, int], gone: Mapping[str, torch.Tensor]) -> bool:
         """Whether the supplies could hold `pages` if the distinct pages `gone` of each kind were evicted."""
         self.tidy()
-        entries = []
-        for key, (name, ids) in enumerate(gone.items()):
+        outlook = Outlook(self.budget)
+        for name, ids in gone.items():
             if ids.numel():
-                numbers = ids.cpu().numpy()
-                pool = self.supplies[name].pool
-                entries.append(Entry(key, name, numbers, 0.0, 1, pool.count_by_column(numbers)))
+                outlook.without(name, self.supplies[name].pool.count_by_column(ids.cpu().numpy()))
         lacking = {
             name: max(0, count - len(self.supplies[name].held))
             for name, count in pages.items()
             if name in self.supplies
         }
-        return Outlook(self.budget, entries).fits(lacking)
+        return outlook.fits(lacking)
 
     def reserve(self, pages: Mapping[str, int]) -> bool:
         """Hold `pages` of every kind, mapped, or none beyond what was held."""

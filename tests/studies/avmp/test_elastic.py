@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
+from avmp.demand import Demand, Growth
+from avmp.elastic import Elastic
+from avmp.limits import LimitedBudget
+from avmp.pressure import AvmpConfig
+from avmp.rebalance import Avmp, Transfer, apply, split
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
-from sglang_hybrid.memory.budget import Budget
-from sglang_hybrid.memory.demand import Demand, Growth
-from sglang_hybrid.memory.elastic import Elastic
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
 from sglang_hybrid.memory.pool import Pool
-from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.rebalance import Avmp, Transfer, apply, split
 
 G = 1024
 
@@ -22,7 +22,7 @@ def build(total=12, capacity=None, state_planes=STATE, limits=None, **kwargs):
     kv = Layout("kv", (Planes("kv", 2, 64),), slots=16 * 64, granule_bytes=G)
     state = Layout("state", state_planes, slots=64, granule_bytes=G)
     backing = LedgerBacking([*kv.plane_granules, *state.plane_granules], capacity)
-    budget = Budget(total * G, G, backing, limits)
+    budget = LimitedBudget(total * G, G, backing, limits)
     first = first_planes([kv, state])
     Pool(kv, budget, first[0])
     Pool(state, budget, first[1])
