@@ -115,7 +115,7 @@ def stalls(rounds: int) -> dict:
         for _ in range(min(rounds, 20)):
             cold.append(once(False))
             backing.trim(0)
-        backing.prefill(2 * pool.layout.column_granules)
+        backing.prefault(2 * pool.layout.column_granules)
         once(False)
         found[name] = {
             "granules_per_column": pool.layout.column_granules,

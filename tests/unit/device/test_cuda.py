@@ -153,7 +153,7 @@ def test_reserve_failure_leaves_nothing(cuda):
 def test_close_returns_everything(cuda):
     with PooledBacking(CudaDriver(0, api=cuda), [4, 2], G, limit=6) as backing:
         backing.map([Run(0, 0, 4)])
-        backing.prefill(2)
+        backing.prefault(2)
     assert (cuda.mapped, cuda.handles, cuda.reserved) == ({}, {}, {})
     backing.close()
     with pytest.raises(InvariantError, match="closed"):

@@ -57,7 +57,7 @@ def test_small_granules_bring_no_neighbours_into_memory():
     with PooledBacking(driver, [256], small, limit=256) as backing:
         for action in (
             lambda: backing.map([Run(0, 0, 3)]),
-            lambda: backing.prefill(70),
+            lambda: backing.prefault(70),
             lambda: backing.map([Run(0, 3, 100)]),
             lambda: (backing.unmap([Run(0, 0, 100)]), backing.trim(keep=0)),
         ):
@@ -137,16 +137,16 @@ def test_a_failed_grow_is_rolled_back_and_leaks_nothing(driver, failing, method,
         backing.check()
 
 
-def test_prefill_on_another_thread(backing):
-    thread = threading.Thread(target=backing.prefill, args=(10,))
+def test_prefault_on_another_thread(backing):
+    thread = threading.Thread(target=backing.prefault, args=(10,))
     thread.start()
     backing.map([Run(0, 0, 6)])
     thread.join()
     backing.check()
     assert backing.committed_bytes >= 10 * G
-    backing.prefill(100)
+    backing.prefault(100)
     assert backing.committed_bytes == 24 * G
-    assert backing.prefill(100) == 0
+    assert backing.prefault(100) == 0
 
 
 def test_host_limits_are_typed_errors(driver, monkeypatch):

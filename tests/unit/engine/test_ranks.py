@@ -106,8 +106,8 @@ class Ranks(RuleBasedStateMachine):
         assert supply.available >= supply.at_hand - len(supply.held) >= 0
 
     @rule(rank=RANK)
-    def create_ahead(self, rank: int) -> None:
-        self.arenas[rank].pooled.prefill(8)
+    def start_prefault(self, rank: int) -> None:
+        self.arenas[rank].pooled.prefault(8)
 
     @invariant()
     def the_same_pages_are_had(self) -> None:

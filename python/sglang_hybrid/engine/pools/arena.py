@@ -9,7 +9,7 @@ import torch
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
-from sglang_hybrid.device.prefill import Prefiller
+from sglang_hybrid.device.prefault import Prefaulter
 from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
@@ -49,7 +49,7 @@ class Arena:
         self.pooled = PooledBacking(driver, [], sizing.granule_bytes, sizing.total)
         self.backing = MeteredBacking(self.pooled, clock, processor_clock)
         self.grown = Meter(clock, processor_clock)  # what a request waits for when a column comes into use
-        self.prefiller: Prefiller | None = None
+        self.prefaulter: Prefaulter | None = None
         returns = ReturnConfig(idle=idle_s, band=sizing.total // _RETURN_BAND)
         self.budget = Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns)
         self.supplies: dict[str, Supply] = {}
@@ -58,10 +58,10 @@ class Arena:
         self.settled_s = self.used_s = clock()
         self._checked_s = -1.0
 
-    def create_ahead(self, setup: Callable[[], None] | None = None) -> None:
-        """From now on a thread creates physical memory before it is needed; see Prefiller."""
-        self.prefiller = Prefiller(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
-        self.prefiller.start()
+    def start_prefault(self, setup: Callable[[], None] | None = None) -> None:
+        """From now on a thread creates physical memory before it is needed; see Prefaulter."""
+        self.prefaulter = Prefaulter(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
+        self.prefaulter.start()
 
     def open(self, layout: Layout) -> tuple[Supply, int]:
         """Reserve the addresses of one more pool: its supply, and the number of its first plane."""
@@ -160,7 +160,7 @@ class Arena:
             self.release_held()  # otherwise at the begin of a pass: ranks settle at different times
         self.sort()
         given = self.budget.settle(now, _BATCH)
-        keep = 0 if self.prefiller is None or now - self.used_s >= self.idle_s else self.prefiller.pooled
+        keep = 0 if self.prefaulter is None or now - self.used_s >= self.idle_s else self.prefaulter.pooled
         self.backing.trim(max(keep, self.pooled.at_hand - _BATCH))
         return given >= _BATCH or self.pooled.at_hand > keep
 
