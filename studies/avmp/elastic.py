@@ -53,7 +53,7 @@ class Elastic:
         first = {}
         for name, pool in self.budget.pools.items():
             now, later = demand.now.get(name, 0), demand.later.get(name, 0)
-            lease.later[name] = lease.promised[name] = later if pool.columns.exclusive else 0
+            lease.later[name] = lease.promised[name] = later if pool.layout.exclusive else 0
             lease.pages[name] = lease.spare[name] = NO_PAGES
             first[name] = now + later - lease.promised[name]
         lease.pending = first
@@ -61,7 +61,8 @@ class Elastic:
             self.entries.lock(key)
         try:
             evicted = self._secure(first, [*self.leases.values(), lease])
-            for name in sorted(first, key=lambda name: self.budget.pools[name].columns.exclusive):
+            self.budget.sort()  # pages of evicted entries may have emptied columns
+            for name in sorted(first, key=lambda name: self.budget.pools[name].layout.exclusive):
                 taken = self.budget.pools[name].alloc(first[name])
                 now = demand.now.get(name, 0)
                 lease.pages[name], lease.spare[name] = taken[:now], taken[now:]

@@ -37,9 +37,9 @@ class LimitedBudget(Budget):
         super().check()
         for name, limit in self.limits.items():
             if self._left(self.pools[name]) < 0:
-                used = self.pools[name].books.used_granules
+                used = self.pools[name].columns.used_granules
                 raise InvariantError(f"pool {name!r} exceeds its limit {limit}: {used}")
 
     def _left(self, pool: Pool) -> int:
         """Granules that `pool` may still use, by the columns as they stand."""
-        return self.limits.get(pool.name, self.total) - pool.books.used_granules
+        return self.limits.get(pool.name, self.total) - pool.columns.used_granules

@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
         for name, pool in self.pools.items():
             pool.check()
             assert pool.live_pages == len(self.live[name])
-            wanted |= {self.backing.address(run.plane, run.first) for run in pool.books.mapped_runs()}
+            wanted |= {self.backing.address(run.plane, run.first) for run in pool.columns.mapped_runs()}
         self.backing.check()
         assert set(self.driver.mapped) == wanted
         assert len(wanted) <= len(self.driver.handles) <= TOTAL

@@ -3,7 +3,7 @@
 used      granules under a column with a live page
 free      mapped granules without one: the next allocation of their pool costs no driver call, any other pool takes them
 unmapped  the rest
-used + free + unmapped == total, after every call
+used + free + unmapped == total, after every call. A loose page (see Pool) counts as live until somebody sorts.
 """
 
 import heapq
@@ -66,9 +66,14 @@ class Budget:
             raise ConfigError(f"pool {pool.name!r} must use granules of {self.granule_bytes} bytes: {pool.layout}")
         self.pools[pool.name] = pool
 
+    def sort(self) -> None:
+        """Sort every pool: from then on only live pages keep granules in use."""
+        for pool in self.pools.values():
+            pool.sort()
+
     @property
     def used(self) -> int:
-        """Granules under live pages."""
+        """Granules under live pages, loose ones included."""
         return sum(pool.columns.used_granules for pool in self.pools.values())
 
     @property
@@ -93,6 +98,7 @@ class Budget:
         first. Raises PoolExhausted, with nothing changed that a caller could see, when live pages hold the rest of
         the budget.
         """
+        self.sort()
         columns = pool.columns.candidates(count)
         if len(columns) < count:
             raise PoolExhausted(f"pool {pool.name!r} has no more addresses; raise its slots: {pool.layout.slots}")
@@ -108,36 +114,33 @@ class Budget:
 
     def affords(self, pool: "Pool", granules: int) -> bool:
         """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
-        used = granules
-        for other in self.pools.values():
-            used += other.columns.used_granules
-        return used <= self.total
+        return self.used + granules <= self.total
 
     def obtainable(self, pool: "Pool") -> int:
         """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
 
-        Loose pages of other pools count as in use, so after `pool.sort()` on each the answer may be higher.
+        Loose pages of other pools count as in use, so after `sort` the answer may be higher.
         """
-        books = pool.books
-        used = sum(other.books.used_granules for other in self.pools.values())
-        columns = min((self.total - used) // books.column_granules, len(books.state) - books.live_columns)
+        addressed = len(pool.columns.state) - pool.columns.live_columns
+        columns = min((self.total - self.used) // pool.columns.column_granules, addressed)
         return pool.room + columns * pool.layout.column_pages
 
     def release(self, pool: "Pool", *columns: int) -> int:
         """Unmap WARM columns; the granules freed. A LIVE one raises InvariantError before any driver call."""
-        books = pool.columns
+        pool.sort()
+        states = pool.columns.state
         for column in columns:
-            if books.state[column] != WARM:
-                live = books.state[column] == LIVE
+            if states[column] != WARM:
+                live = states[column] == LIVE
                 raise InvariantError(
                     f"free its pages first; column {column} of {pool.name!r} is {'live' if live else 'unmapped'}"
                 )
-        if not books.exclusive and len(columns) > 1:
+        if not pool.columns.exclusive and len(columns) > 1:
             return sum(self.release(pool, column) for column in columns)
-        runs = [run for column in columns for run in books.releasable(column)]
+        runs = [run for column in columns for run in pool.columns.releasable(column)]
         if runs:
             self.backing.unmap(runs)
-        books.move(columns, UNMAPPED)
+        pool.columns.move(columns, UNMAPPED)
         granules = count_granules(runs)
         self.unmapped_ever += granules
         return granules
@@ -148,6 +151,7 @@ class Budget:
         Runs off the critical path: a later allocation then costs no driver call.
         """
         done = 0
+        pool.sort()
         columns = pool.columns
         ahead = columns.candidates(len(columns.warm_since) + count)
         for column in [column for column in ahead if columns.state[column] == UNMAPPED][:count]:
@@ -164,6 +168,7 @@ class Budget:
 
         Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle beyond `keep`.
         """
+        self.sort()
         pools = list(self.pools.values())
         idle = [
             (since, order, column)
@@ -190,7 +195,6 @@ class Budget:
         """Raise InvariantError unless every pool is consistent and free + used + unmapped == total."""
         for pool in self.pools.values():
             pool.check()
-            pool.sort()
         if min(self.free, self.used, self.unmapped) < 0 or self.free + self.used + self.unmapped != self.total:
             raise InvariantError(
                 f"the account does not add up to {self.total}: {(self.free, self.used, self.unmapped)}"

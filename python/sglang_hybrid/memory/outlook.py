@@ -10,8 +10,7 @@ class Outlook:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        for pool in budget.pools.values():
-            pool.sort()
+        budget.sort()
         self._room = {name: pool.room for name, pool in budget.pools.items()}
         self._emptied: dict[str, set[int]] = {name: set() for name in budget.pools}
         self._gone: dict[tuple[str, int], int] = {}  # pages of a column that would be freed

@@ -25,10 +25,9 @@ class Pool:
     loose   a free page on a stack, handed out next. Its column stays LIVE until `sort` puts the page on its books.
     live    handed out; the caller owns it until `free`.
 
-    Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever does (`columns`) sorts
-    first, so no decision rests on a loose page; `books` is the account without that. When no page is loose the fullest
-    column gives, lowest pages first. `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler
-    owns it.
+    Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever decides about memory sorts
+    first, so no decision rests on a loose page. When no page is loose the fullest column gives, lowest pages first.
+    `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
 
     With `by_index` columns come into use by index, mapped or not. Pages drawn after a `sort` then follow from the live
     ones alone, so pools on several ranks with the same history hold the same pages.
@@ -47,13 +46,13 @@ class Pool:
         self.now = 0.0
         self.live_pages = 0
         self.recall: Callable[[], None] | None = None  # asks who hoards live pages unused to free them; before a sort
-        self._columns = Columns(layout, first_plane, by_index)
+        self.columns = Columns(layout, first_plane, by_index)  # as they stand: loose pages keep theirs LIVE
         self._per_column = layout.column_pages
         self._pages = self._head = layout.pages
         self._stack = np.empty(self._pages, dtype=np.int64)  # loose pages: _stack[_head:], next one first
         self._marks = np.ones(self._pages, dtype=np.bool_)  # whether a page is sorted
         self._free = np.full(layout.columns, self._per_column, dtype=np.int64)  # sorted pages by column
-        self._states = np.frombuffer(self._columns.state, dtype=np.uint8)  # the same memory
+        self._states = np.frombuffer(self.columns.state, dtype=np.uint8)  # the same memory
         self._sorted_room = 0  # sorted pages in LIVE columns
         budget.attach(self)
         if layout.pinned_pages:
@@ -67,17 +66,6 @@ class Pool:
             raise ConfigError(f"raise the budget: it cannot hold the pinned pages of {self.name!r}: {error}") from error
         if not np.array_equal(pinned, np.arange(count)):
             raise InvariantError(f"pinned pages must be the first: {pinned}")
-
-    @property
-    def columns(self) -> Columns:
-        """The columns, as they are once every loose page is sorted."""
-        self.sort()
-        return self._columns
-
-    @property
-    def books(self) -> Columns:
-        """The columns as they stand: those that only loose pages keep LIVE are LIVE, nobody is asked for pages."""
-        return self._columns
 
     @property
     def room(self) -> int:
@@ -138,7 +126,7 @@ class Pool:
         emptied = np.flatnonzero((free[: len(counts)] == size) & (counts > 0)).tolist()
         self._sorted_room += len(loose) - len(emptied) * size
         self._head = self._pages
-        self._columns.move(emptied, WARM, self.now)
+        self.columns.move(emptied, WARM, self.now)
 
     def _mark_sorted(self, loose: Pages) -> None:
         """Mark `loose`; an InvariantError, with nothing changed, if they are not distinct pages that were live."""
@@ -207,13 +195,12 @@ class Pool:
         return tuple(zip(columns.tolist(), counts.tolist(), strict=True))
 
     def live_in(self, column: int) -> int:
-        """Live pages in `column`."""
-        self.sort()
+        """Pages in `column` that are live or loose."""
         return self._per_column - int(self._free[column])
 
     def check(self) -> None:
         """Raise InvariantError unless marks, loose pages, column states and totals tell one story. Sorts nothing."""
-        self._columns.check()
+        self.columns.check()
         sorted_pages = np.add.reduceat(self._marks, np.arange(0, self._pages, self._per_column), dtype=np.int64)
         if not np.array_equal(sorted_pages, self._free):
             wrong = int(np.flatnonzero(sorted_pages != self._free)[0])

@@ -164,7 +164,7 @@ def test_a_rank_that_gave_memory_back_draws_the_same_columns() -> None:
         if back:
             ranks.settle(0, 0.0)
             ranks.settle(0, 2.0)
-    assert [bytes(arena.supplies[KV].pool.books.state).count(1) for arena in ranks.arenas] == [1, 2], "warm columns"
+    assert [bytes(arena.supplies[KV].pool.columns.state).count(1) for arena in ranks.arenas] == [1, 2], "warm columns"
     pages = ranks.both(lambda _, arena: arena.supplies[KV].take(size // 2))
     assert torch.equal(*pages)
     ranks.teardown()

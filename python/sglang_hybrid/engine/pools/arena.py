@@ -80,9 +80,8 @@ class Arena:
 
     def sort(self) -> None:
         """Put every free page on the books of its column, and note the high-water marks before."""
-        books = [supply.pool.books for supply in self.supplies.values()]
-        self.most_used = max(self.most_used, sum(book.used_granules for book in books))
-        self.most_mapped = max(self.most_mapped, sum(book.mapped_granules for book in books))
+        self.most_used = max(self.most_used, self.budget.used)
+        self.most_mapped = max(self.most_mapped, self.budget.mapped)
         now = self.clock()
         for supply in self.supplies.values():
             supply.pool.now = now
@@ -98,21 +97,21 @@ class Arena:
         return short
 
     def _shortfall(self, pages: Mapping[str, int]) -> int | None:
-        """The same by the books as they stand."""
+        """The same by the columns as they stand."""
         wanted = 0
         for name, supply in self.supplies.items():
-            columns = self._columns_for(name, pages)
-            books = supply.pool.books
-            if columns > len(books.state) - books.live_columns:
+            wanted_columns = self._columns_for(name, pages)
+            columns = supply.pool.columns
+            if wanted_columns > len(columns.state) - columns.live_columns:
                 return None
-            wanted += books.used_granules + columns * books.column_granules
+            wanted += columns.used_granules + wanted_columns * columns.column_granules
         return max(0, wanted - self.budget.total)
 
     def crowded(self, pages: Mapping[str, int]) -> str:
         """The kind that has no addresses for its `pages` until some of its own are freed."""
         for name, supply in self.supplies.items():
-            books = supply.pool.books
-            if self._columns_for(name, pages) > len(books.state) - books.live_columns:
+            columns = supply.pool.columns
+            if self._columns_for(name, pages) > len(columns.state) - columns.live_columns:
                 return name
         raise InvariantError(f"every kind has addresses for its pages: {dict(pages)}")
 

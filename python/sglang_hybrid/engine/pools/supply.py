@@ -98,13 +98,13 @@ class Supply:
 
     def census(self) -> dict[str, Any]:
         """Pages by owner, and how full the columns in use are."""
-        books = self.pool.books
-        live_pages = books.live_columns * self.pool.layout.column_pages
+        columns = self.pool.columns
+        live_pages = columns.live_columns * self.pool.layout.column_pages
         return {
             "taken": self.taken,
             "held": len(self.held),
-            "granules": books.used_granules,
-            "free_granules": books.mapped_granules - books.used_granules,
+            "granules": columns.used_granules,
+            "free_granules": columns.mapped_granules - columns.used_granules,
             "fragmentation": 1.0 - (self.pool.live_pages - self._returned_pages) / live_pages if live_pages else 0.0,
         }
 
@@ -120,7 +120,7 @@ class Supply:
             self._draw(short)
             return True
         before = len(self.held)
-        granules = self.pool.columns_for(short) * self.pool.books.column_granules
+        granules = self.pool.columns_for(short) * self.pool.columns.column_granules
         try:
             self._grown.timed(lambda: self._draw(short), granules)
             had = True
