@@ -51,7 +51,7 @@ def build(layouts: list[Layout], total: int) -> tuple[Budget, PooledBacking, lis
     driver = HostDriver(total * GRANULE, GRANULE)
     backing = PooledBacking(driver, [n for layout in layouts for n in layout.plane_granules], GRANULE, total)
     budget = Budget(total * GRANULE, GRANULE, backing, returns=ReturnConfig(idle=0))
-    pools = [Pool(layout, budget, first) for layout, first in zip(layouts, first_planes(layouts), strict=True)]
+    pools = [budget.add_pool(layout, first) for layout, first in zip(layouts, first_planes(layouts), strict=True)]
     return budget, backing, pools, driver
 
 

@@ -12,7 +12,6 @@ from avmp.workloads import Request
 from sglang_hybrid.core.errors import ConfigError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 Layouts = Callable[[Geometry, int, int], list[Layout]]
 
@@ -69,7 +68,7 @@ class ElasticReplay:
         backing = LedgerBacking([size for layout in chosen for size in layout.plane_granules])
         self.budget = LimitedBudget(total_bytes, granule_bytes, backing)
         for layout, first in zip(chosen, first_planes(chosen), strict=True):
-            Pool(layout, self.budget, first)
+            self.budget.add_pool(layout, first)
         self.elastic = Elastic(self.budget)
         self.peak_mapped = 0
         self._leases: dict[int, Lease] = {}

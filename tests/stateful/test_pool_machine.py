@@ -11,7 +11,6 @@ from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 TOTAL = 24
 
@@ -30,7 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.backing = PooledBacking(self.driver, sizes, G, limit=TOTAL)
         self.budget = Budget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=3))
         starts = first_planes(layouts)
-        self.pools = {each.name: Pool(each, self.budget, at) for each, at in zip(layouts, starts, strict=True)}
+        self.pools = {each.name: self.budget.add_pool(each, at) for each, at in zip(layouts, starts, strict=True)}
         self.live = {"kv": [0], "state": []}
         self.time = 0.0
 

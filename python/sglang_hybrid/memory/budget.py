@@ -9,14 +9,12 @@ used + free + unmapped == total, after every call. A loose page (see Pool) count
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import Backing, Run, count_granules
 from sglang_hybrid.memory.columns import LIVE, UNMAPPED, WARM
-
-if TYPE_CHECKING:
-    from sglang_hybrid.memory.pool import Pool
+from sglang_hybrid.memory.layout import Layout
+from sglang_hybrid.memory.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,24 @@ class Budget:
         self._returning = False  # whether the last `settle` stopped before all that was idle had gone
         self.transfers = 0  # granules that one pool gave up for another
 
-    def attach(self, pool: "Pool") -> None:
-        """Register `pool`. Raises ConfigError if the name is taken or the granules differ."""
-        if pool.name in self.pools:
-            raise ConfigError(f"give every pool its own name: {pool.name!r}")
-        if pool.layout.granule_bytes != self.granule_bytes:
-            raise ConfigError(f"pool {pool.name!r} must use granules of {self.granule_bytes} bytes: {pool.layout}")
-        self.pools[pool.name] = pool
+    def add_pool(self, layout: Layout, first_plane: int = 0, checked: bool = False, by_index: bool = False) -> Pool:
+        """A pool of this budget, its pinned pages taken; `first_plane` is the number of its first plane in the backing.
+
+        Raises ConfigError if the name is taken, the granules differ or the budget cannot hold the pinned pages.
+        """
+        name = layout.name
+        if name in self.pools:
+            raise ConfigError(f"give every pool its own name: {name!r}")
+        if layout.granule_bytes != self.granule_bytes:
+            raise ConfigError(f"pool {name!r} must use granules of {self.granule_bytes} bytes: {layout}")
+        pool = Pool(layout, lambda count: self.activate(pool, count), first_plane, checked, by_index)
+        self.pools[name] = pool
+        try:
+            pool.pin()
+        except PoolExhausted as error:
+            del self.pools[name]
+            raise ConfigError(f"raise the budget: it cannot hold the pinned pages of {name!r}: {error}") from error
+        return pool
 
     def sort(self) -> None:
         """Sort every pool: from then on only live pages keep granules in use."""
@@ -91,7 +100,7 @@ class Budget:
         """Granules of the budget that no pool has mapped."""
         return self.total - self.mapped
 
-    def activate(self, pool: "Pool", count: int) -> list[int]:
+    def activate(self, pool: Pool, count: int) -> list[int]:
         """Make `count` more columns of `pool` LIVE and return them; all or nothing.
 
         Takes WARM columns of the pool first, then unmapped granules, then WARM columns of the other pools, oldest
@@ -112,11 +121,11 @@ class Budget:
         pool.columns.move(columns, LIVE)
         return columns
 
-    def affords(self, pool: "Pool", granules: int) -> bool:
+    def affords(self, pool: Pool, granules: int) -> bool:
         """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
         return self.used + granules <= self.total
 
-    def obtainable(self, pool: "Pool") -> int:
+    def obtainable(self, pool: Pool) -> int:
         """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
 
         Loose pages of other pools count as in use, so after `sort` the answer may be higher.
@@ -125,7 +134,7 @@ class Budget:
         columns = min((self.total - self.used) // pool.columns.column_granules, addressed)
         return pool.room + columns * pool.layout.column_pages
 
-    def release(self, pool: "Pool", *columns: int) -> int:
+    def release(self, pool: Pool, *columns: int) -> int:
         """Unmap WARM columns; the granules freed. A LIVE one raises InvariantError before any driver call."""
         pool.sort()
         states = pool.columns.state
@@ -145,7 +154,7 @@ class Budget:
         self.unmapped_ever += granules
         return granules
 
-    def prepare(self, pool: "Pool", count: int) -> int:
+    def prepare(self, pool: Pool, count: int) -> int:
         """Map up to `count` columns of `pool` ahead of need, WARM, from unmapped memory; return how many.
 
         Runs off the critical path: a later allocation then costs no driver call.
@@ -208,13 +217,13 @@ class Budget:
     def _oldest_warm(self) -> Iterator[tuple[int, int]]:
         """(order of the pool, column) of WARM columns by time stamp; equal ones pool by pool, as they ran empty."""
 
-        def ages(order: int, pool: "Pool") -> Iterator[tuple[float, int, int]]:
+        def ages(order: int, pool: Pool) -> Iterator[tuple[float, int, int]]:
             return ((since, order, column) for column, since in pool.columns.warm_since.items())
 
         each = [ages(order, pool) for order, pool in enumerate(self.pools.values())]
         return ((order, column) for _, order, column in heapq.merge(*each, key=lambda age: age[:2]))
 
-    def _make_room(self, pool: "Pool", columns: Sequence[int]) -> list[Run]:
+    def _make_room(self, pool: Pool, columns: Sequence[int]) -> list[Run]:
         """Unmap other WARM columns, oldest first, until what `columns` lack fits; the runs they lack."""
         missing = pool.columns.missing(columns)
         if count_granules(missing) <= self.unmapped:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
-from sglang_hybrid.memory.budget import Budget
+from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.memory.columns import LIVE, WARM, Columns
 from sglang_hybrid.memory.layout import Layout
 
@@ -29,6 +28,8 @@ class Pool:
     first, so no decision rests on a loose page. When no page is loose the fullest column gives, lowest pages first.
     `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
 
+    Budget.add_pool makes pools. `activate` makes so many columns of the pool LIVE, all or nothing; see Budget.activate.
+
     With `by_index` columns come into use by index, mapped or not. Pages drawn after a `sort` then follow from the live
     ones alone, so pools on several ranks with the same history hold the same pages.
 
@@ -37,11 +38,15 @@ class Pool:
     """
 
     def __init__(
-        self, layout: Layout, budget: Budget, first_plane: int = 0, checked: bool = False, by_index: bool = False
+        self,
+        layout: Layout,
+        activate: Callable[[int], list[int]],
+        first_plane: int = 0,
+        checked: bool = False,
+        by_index: bool = False,
     ) -> None:
         self.layout = layout
         self.name = layout.name
-        self.budget = budget
         self.checked = checked
         self.now = 0.0
         self.live_pages = 0
@@ -54,17 +59,12 @@ class Pool:
         self._free = np.full(layout.columns, self._per_column, dtype=np.int64)  # sorted pages by column
         self._states = np.frombuffer(self.columns.state, dtype=np.uint8)  # the same memory
         self._sorted_room = 0  # sorted pages in LIVE columns
-        budget.attach(self)
-        if layout.pinned_pages:
-            self._pin(layout.pinned_pages)
+        self._activate = activate
 
-    def _pin(self, count: int) -> None:
-        try:
-            pinned = self.alloc(count)
-        except PoolExhausted as error:
-            del self.budget.pools[self.name]
-            raise ConfigError(f"raise the budget: it cannot hold the pinned pages of {self.name!r}: {error}") from error
-        if not np.array_equal(pinned, np.arange(count)):
+    def pin(self) -> None:
+        """Take the pinned pages, before any other. Raises PoolExhausted when the budget cannot hold them."""
+        pinned = self.alloc(self.layout.pinned_pages)
+        if not np.array_equal(pinned, np.arange(len(pinned))):
             raise InvariantError(f"pinned pages must be the first: {pinned}")
 
     @property
@@ -157,7 +157,7 @@ class Pool:
         """`count` pages: the loose ones, then from columns, a few more becoming loose."""
         if count > self.room:
             self.sort()  # columns that are empty by now count as such
-            columns = self.budget.activate(self, self.columns_for(count))
+            columns = self._activate(self.columns_for(count))
             self._sorted_room += len(columns) * self._per_column
         parts = [self._stack[self._head :].copy()]
         need = count - len(parts[0])

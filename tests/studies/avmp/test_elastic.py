@@ -9,7 +9,6 @@ from avmp.rebalance import Avmp, Transfer, apply, split
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 G = 1024
 
@@ -24,8 +23,8 @@ def build(total=12, capacity=None, state_planes=STATE, limits=None, **kwargs):
     backing = LedgerBacking([*kv.plane_granules, *state.plane_granules], capacity)
     budget = LimitedBudget(total * G, G, backing, limits)
     first = first_planes([kv, state])
-    Pool(kv, budget, first[0])
-    Pool(state, budget, first[1])
+    budget.add_pool(kv, first[0])
+    budget.add_pool(state, first[1])
     return Elastic(budget, **kwargs)
 
 

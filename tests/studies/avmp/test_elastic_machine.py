@@ -16,7 +16,6 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.memory.budget import ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 TOTAL = 20
 
@@ -33,7 +32,7 @@ class ElasticMachine(RuleBasedStateMachine):
         self.backing = PooledBacking(self.driver, [*kv.plane_granules, *state.plane_granules], G, limit=TOTAL)
         self.budget = LimitedBudget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=5, keep=2, band=2))
         first = first_planes([kv, state])
-        self.pools = {"kv": Pool(kv, self.budget, first[0]), "state": Pool(state, self.budget, first[1])}
+        self.pools = {"kv": self.budget.add_pool(kv, first[0]), "state": self.budget.add_pool(state, first[1])}
         self.elastic = Elastic(self.budget)
         self.held = {}  # request -> pool -> set of pages
         self.kept = {}  # entry key -> (pool, set of pages)

@@ -4,7 +4,6 @@ from avmp.limits import LimitedBudget
 from sglang_hybrid.core.errors import InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 G = 1024
 
@@ -15,7 +14,7 @@ def build(total, limits):
     state = Layout("state", (Planes("state", 3, 512),), slots=20, granule_bytes=G)
     budget = LimitedBudget(total * G, G, LedgerBacking([*kv.plane_granules, *state.plane_granules]), limits)
     kv_first, state_first = first_planes([kv, state])
-    return budget, Pool(kv, budget, kv_first), Pool(state, budget, state_first)
+    return budget, budget.add_pool(kv, kv_first), budget.add_pool(state, state_first)
 
 
 def test_limits_are_a_static_split():

@@ -16,7 +16,6 @@ from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, pla
 from sglang_hybrid.memory.backing import Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes
-from sglang_hybrid.memory.pool import Pool
 
 G = 2 << 20
 CPU = torch.device("cpu")
@@ -171,7 +170,7 @@ def test_moving_what_is_not_there_is_an_error_of_ours(driver):
 def test_tensors_are_views_for_life(backing):
     layout = Layout("kv", (Planes("k", 1, 1024), Planes("v", 1, 1024)), slots=8 * 2048)
     budget = Budget(24 * G, G, backing, returns=ReturnConfig(idle=0))
-    pool = Pool(layout, budget)
+    pool = budget.add_pool(layout)
     (values,) = plane_tensors(backing, layout, layout.planes[1], 0, (2, 256), torch.bfloat16, CPU)
     assert values.shape == (8 * 2048, 2, 256)
     assert values.data_ptr() == backing.address(1)
@@ -189,7 +188,7 @@ def test_tensors_are_views_for_life(backing):
 
 def test_padded_slots_and_every_dtype(backing):
     layout = Layout("state", (Planes("conv", 2, 64 << 10),), slots=32)
-    Pool(layout, Budget(8 * G, G, backing)).alloc(32)
+    Budget(8 * G, G, backing).add_pool(layout).alloc(32)
     for dtype, shape in (
         (torch.float32, (96, 100)),
         (torch.float8_e4m3fn, (8192, 7)),
@@ -210,7 +209,7 @@ def test_all_layers_of_a_state_are_one_tensor(driver):
     """What SGLang's state pool indexes as [layers, slots, ...]: equal planes in one range, copied slot to slot."""
     layout = Layout("state", (Planes("temporal", 3, G), Planes("conv", 3, G // 8)), slots=8)
     with PooledBacking(driver, layout.plane_granules, G, limit=30) as backing:
-        pool = Pool(layout, Budget(30 * G, G, backing))
+        pool = Budget(30 * G, G, backing).add_pool(layout)
         temporal = stacked_tensor(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
         conv = stacked_tensor(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
         assert (temporal.shape, conv.shape) == ((3, 8, 2, 512, 512), (3, 8, 1024, 3))
@@ -232,7 +231,7 @@ def test_page_major_rows_are_strided_views_of_one_plane(driver):
     layout = Layout("kv", (Planes("kv", 1, 16 << 10),), slots=1024, page_slots=16)
     assert (layout.column_slots, layout.column_granules) == (128, 1)
     with PooledBacking(driver, layout.plane_granules, G, limit=4) as backing:
-        pool = Pool(layout, Budget(4 * G, G, backing))
+        pool = Budget(4 * G, G, backing).add_pool(layout)
         each = Rows(4, (8, 128), torch.bfloat16)
         keys, values = page_major_tensors(backing, layout, 0, [each, each], CPU)
         tokens = (pool.alloc(10)[:, None] * 16 + np.arange(16)).reshape(-1)

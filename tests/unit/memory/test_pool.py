@@ -5,7 +5,6 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking, Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
 G = 1024
 
@@ -37,7 +36,7 @@ def build(total=20, returns=None, state_planes=None, pinned=0, checked=False):
     backing = Recorder([*kv.plane_granules, *state.plane_granules])
     budget = Budget(total * G, G, backing, returns)
     first = first_planes([kv, state])
-    return budget, Pool(kv, budget, first[0], checked), Pool(state, budget, first[1]), backing
+    return budget, budget.add_pool(kv, first[0], checked), budget.add_pool(state, first[1]), backing
 
 
 def test_account_adds_up_and_matches_the_backing():
@@ -251,7 +250,7 @@ def test_the_caller_keeps_its_arrays():
 def test_many_loose_pages_are_sorted_unasked():
     layout = Layout("kv", (Planes("kv", 1, 64),), slots=1 << 16, granule_bytes=G)
     budget = Budget(G << 12, G, LedgerBacking(layout.plane_granules))
-    kv = Pool(layout, budget)
+    kv = budget.add_pool(layout)
     pages = kv.alloc(layout.pages)
     kv.free(pages[: 1 << 15])
     assert kv.room == 1 << 15
@@ -343,9 +342,9 @@ def test_bad_budgets():
         Budget(G - 1, G, LedgerBacking([]))
     budget, _, _, _ = build()
     with pytest.raises(ConfigError, match="its own name"):
-        Pool(Layout("kv", (Planes("kv", 1, 64),), slots=64, granule_bytes=G), budget)
+        budget.add_pool(Layout("kv", (Planes("kv", 1, 64),), slots=64, granule_bytes=G))
     with pytest.raises(ConfigError, match="granules of 1024"):
-        Pool(Layout("seg", (Planes("kv", 1, 64),), slots=64, granule_bytes=2 * G), budget)
+        budget.add_pool(Layout("seg", (Planes("kv", 1, 64),), slots=64, granule_bytes=2 * G))
     with pytest.raises(ConfigError, match="pinned"):
         build(total=1, pinned=1)
     with pytest.raises(ConfigError):

@@ -16,7 +16,6 @@ from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.meter import Meter, MeteredBacking
 from sglang_hybrid.memory.outlook import Outlook
-from sglang_hybrid.memory.pool import Pool
 from sglang_hybrid.memory.sizing import Sizing
 
 _RETURN_BAND = 64  # a 64th of the budget may stay idle without being given back
@@ -68,8 +67,8 @@ class Arena:
         if not layout.exclusive:
             raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
         first_plane = self.pooled.add_planes(layout.plane_granules)
-        pool = Pool(layout, self.budget, first_plane, by_index=self.ranks is not None)
-        supply = Supply(pool, self.device, self.tidy, self.grown, self.ranks)
+        pool = self.budget.add_pool(layout, first_plane, by_index=self.ranks is not None)
+        supply = Supply(self.budget, pool, self.device, self.tidy, self.grown, self.ranks)
         self.supplies[layout.name] = supply
         return supply, first_plane
 

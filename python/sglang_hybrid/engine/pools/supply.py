@@ -10,6 +10,7 @@ import torch
 
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.engine.pools.ranks import Ranks
+from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.meter import Meter
 from sglang_hybrid.memory.pool import Pool
 
@@ -27,8 +28,15 @@ class Supply:
     """
 
     def __init__(
-        self, pool: Pool, device: torch.device, tidy: Callable[[], None], grown: Meter, ranks: Ranks | None = None
+        self,
+        budget: Budget,
+        pool: Pool,
+        device: torch.device,
+        tidy: Callable[[], None],
+        grown: Meter,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.budget = budget
         self.pool = pool
         self.device = device
         self.held = _NONE
@@ -48,7 +56,7 @@ class Supply:
     def available(self) -> int:
         """Pages that could be had now without evicting anything, taking all free memory of the budget."""
         self._tidy()
-        return len(self.held) + self.pool.budget.obtainable(self.pool)
+        return len(self.held) + self.budget.obtainable(self.pool)
 
     @property
     def at_hand(self) -> int:
