@@ -32,7 +32,8 @@ class Ours:
         layout = Layout("kv", (Planes("kv", 24, 1024),), pool_tokens, GRANULE, page)
         self.budget = Budget(layout.columns * 24 * GRANULE, GRANULE, LedgerBacking(layout.plane_granules))
         self.pool = self.budget.add_pool(layout)
-        self.budget.prepare(self.pool, layout.columns)
+        self.pool.free(self.pool.alloc(layout.pages))  # everything is mapped from here on
+        self.pool.sort()
         self._page = page
         self._offsets = torch.arange(page)
         occupy(self, pool_tokens, page, scattered)

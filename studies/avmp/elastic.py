@@ -15,7 +15,7 @@ import numpy as np
 from avmp.demand import Demand, EntryOutlook, plan_eviction
 from avmp.entries import Entries, Entry
 from avmp.lease import NO_PAGES, Lease, Pages, outstanding, union
-from avmp.limits import LimitedBudget
+from avmp.limits import LimitedBudget, page_bytes
 from avmp.rebalance import OnDemand, RebalancePolicy, apply
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.layout import Layout
@@ -116,7 +116,7 @@ class Elastic:
                 )
         for key, (name, pages, value) in (keep or {}).items():
             pool = self.budget.pools[name]
-            size_bytes = len(pages) * pool.layout.page_slots * pool.layout.slot_bytes
+            size_bytes = len(pages) * page_bytes(pool.layout)
             self.entries.add(Entry(key, name, pages, value, size_bytes, pool.count_by_column(pages)))
             lease.pages[name] = np.setdiff1d(lease.pages[name], pages)
         del self.leases[lease.request_id]

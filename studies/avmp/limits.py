@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.memory.backing import Backing
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.pool import Pool
+
+
+def page_bytes(layout: Layout) -> int:
+    """Bytes of one page over all planes."""
+    return layout.page_slots * sum(planes.count * planes.slot_bytes for planes in layout.planes)
 
 
 class LimitedBudget(Budget):

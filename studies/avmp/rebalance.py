@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from avmp.limits import LimitedBudget
+from avmp.limits import LimitedBudget, page_bytes
 from avmp.pressure import AvmpConfig, PressureMonitor
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.memory.pool import Pool
@@ -53,7 +53,7 @@ class Avmp:
         donor, recipient = (state, kv) if budget.refused == kv.name else (kv, state)
         if not self.monitor.start(_unused_fraction(budget, donor)):
             return None
-        unit_bytes = donor.layout.page_slots * donor.layout.slot_bytes
+        unit_bytes = page_bytes(donor.layout)
         granules = max(1, self.monitor.config.batch_units * unit_bytes // budget.granule_bytes)
         spare = budget.limits[donor.name] - donor.columns.used_granules
         return Transfer(donor.name, recipient.name, granules) if granules <= spare else None

@@ -3,8 +3,22 @@
 import itertools
 
 from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.memory.columns import UNMAPPED
+from sglang_hybrid.memory.pool import Pool
 
 GRANULE = 1024
+
+
+def mapped_granules(pool: Pool, first_plane: int) -> set[tuple[int, int]]:
+    """(plane, granule) under every column of `pool` that is WARM or LIVE, from the layout alone."""
+    found = set()
+    for planes in pool.layout.planes:
+        for column, state in enumerate(pool.columns.state):
+            if state != UNMAPPED:
+                span = range(*pool.layout.span(planes, column))
+                found |= {(first_plane + plane, granule) for plane in range(planes.count) for granule in span}
+        first_plane += planes.count
+    return found
 
 
 class PaperDriver:

@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from paper_driver import GRANULE as G
-from paper_driver import PaperDriver
+from paper_driver import PaperDriver, mapped_granules
 
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
@@ -29,7 +29,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.backing = PooledBacking(self.driver, sizes, G, limit=TOTAL)
         self.budget = Budget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=3))
         starts = first_planes(layouts)
-        self.pools = {each.name: self.budget.add_pool(each, at) for each, at in zip(layouts, starts, strict=True)}
+        self.first_planes = {each.name: at for each, at in zip(layouts, starts, strict=True)}
+        self.pools = {each.name: self.budget.add_pool(each, self.first_planes[each.name]) for each in layouts}
         self.live = {"kv": [0], "state": []}
         self.time = 0.0
 
@@ -72,15 +73,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.budget.settle(self.time)
         self.budget.check()
 
-    @precondition(lambda self: self.budget.unmapped)
-    @rule(name=st.sampled_from(["kv", "state"]))
-    def prepare(self, name):
-        try:
-            self.budget.prepare(self.pools[name], 1)
-        except PoolExhausted as error:
-            if "injected" not in str(error):
-                raise AssertionError("preparing takes only what is there") from error
-
     @rule(keep=st.integers(0, 4))
     def trim(self, keep):
         self.backing.trim(keep)
@@ -95,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
         for name, pool in self.pools.items():
             pool.check()
             assert pool.live_pages == len(self.live[name])
-            wanted |= {self.backing.address(run.plane, run.first) for run in pool.columns.mapped_runs()}
+            wanted |= {self.backing.address(*at) for at in mapped_granules(pool, self.first_planes[name])}
         self.backing.check()
         assert set(self.driver.mapped) == wanted
         assert len(wanted) <= len(self.driver.handles) <= TOTAL

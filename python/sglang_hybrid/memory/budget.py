@@ -22,16 +22,15 @@ class ReturnConfig:
     """When idle memory goes back to the system.
 
     A column is idle once it has been WARM for `idle`, in the caller's unit of time. Returning starts when more than
-    `keep + band` granules are idle and stops at `keep`: the band is the hysteresis, `keep` the reserve for latency.
+    `band` granules are idle and stops when none is: the band is the hysteresis.
     """
 
     idle: float = 1000.0
-    keep: int = 0
     band: int = 0
 
     def __post_init__(self) -> None:
-        if self.idle < 0 or self.keep < 0 or self.band < 0:
-            raise ConfigError(f"idle, keep and band must not be negative: {self.idle}, {self.keep}, {self.band}")
+        if self.idle < 0 or self.band < 0:
+            raise ConfigError(f"idle and band must not be negative: {self.idle}, {self.band}")
 
 
 class Budget:
@@ -51,12 +50,10 @@ class Budget:
         self.backing = backing
         self.returns = returns or ReturnConfig()
         self.pools: dict[str, Pool] = {}
-        self.mapped_ever = 0
-        self.unmapped_ever = 0
         self._returning = False  # whether the last `settle` stopped before all that was idle had gone
         self.transfers = 0  # granules that one pool gave up for another
 
-    def add_pool(self, layout: Layout, first_plane: int = 0, checked: bool = False, by_index: bool = False) -> Pool:
+    def add_pool(self, layout: Layout, first_plane: int = 0, by_index: bool = False) -> Pool:
         """A pool of this budget, its pinned pages taken; `first_plane` is the number of its first plane in the backing.
 
         Raises ConfigError if the name is taken, the granules differ or the budget cannot hold the pinned pages.
@@ -66,7 +63,7 @@ class Budget:
             raise ConfigError(f"give every pool its own name: {name!r}")
         if layout.granule_bytes != self.granule_bytes:
             raise ConfigError(f"pool {name!r} must use granules of {self.granule_bytes} bytes: {layout}")
-        pool = Pool(layout, lambda count: self.activate(pool, count), first_plane, checked, by_index)
+        pool = Pool(layout, lambda count: self.activate(pool, count), first_plane, by_index)
         self.pools[name] = pool
         try:
             pool.pin()
@@ -150,32 +147,12 @@ class Budget:
         if runs:
             self.backing.unmap(runs)
         pool.columns.move(columns, UNMAPPED)
-        granules = count_granules(runs)
-        self.unmapped_ever += granules
-        return granules
-
-    def prepare(self, pool: Pool, count: int) -> int:
-        """Map up to `count` columns of `pool` ahead of need, WARM, from unmapped memory; return how many.
-
-        Runs off the critical path: a later allocation then costs no driver call.
-        """
-        done = 0
-        pool.sort()
-        columns = pool.columns
-        ahead = columns.candidates(len(columns.warm_since) + count)
-        for column in [column for column in ahead if columns.state[column] == UNMAPPED][:count]:
-            missing = columns.missing([column])
-            if count_granules(missing) > self.unmapped:
-                break
-            self._map(missing)
-            pool.columns.move([column], WARM, pool.now)
-            done += 1
-        return done
+        return count_granules(runs)
 
     def settle(self, now: float, most: int | None = None) -> int:
         """Return idle memory as `returns` says, about `most` granules of it at a time; give the granules unmapped.
 
-        Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle beyond `keep`.
+        Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle.
         """
         self.sort()
         pools = list(self.pools.values())
@@ -186,14 +163,12 @@ class Budget:
             if since <= now - self.returns.idle
         ]
         idle_granules = sum(pools[order].columns.column_granules for _, order, _ in idle)
-        if idle_granules <= self.returns.keep + (0 if self._returning else self.returns.band):
+        if idle_granules <= (0 if self._returning else self.returns.band):
             self._returning = False
             return 0
         given = 0
         self._returning = False
         for _, order, column in sorted(idle):
-            if self.free - count_granules(pools[order].columns.releasable(column)) < self.returns.keep:
-                break
             if most is not None and given >= most:
                 self._returning = True
                 break
@@ -212,7 +187,6 @@ class Budget:
     def _map(self, missing: Sequence[Run]) -> None:
         if missing:
             self.backing.map(missing)
-            self.mapped_ever += count_granules(missing)
 
     def _oldest_warm(self) -> Iterator[tuple[int, int]]:
         """(order of the pool, column) of WARM columns by time stamp; equal ones pool by pool, as they ran empty."""

@@ -151,14 +151,6 @@ class Columns:
                 group.live[granule] = was + step
                 self.used_granules += group.planes.count * ((was + step > 0) - (was > 0))
 
-    def mapped_runs(self) -> Iterator[Run]:
-        """Every mapped granule, one run each."""
-        for group in self._groups:
-            for granule, held in enumerate(group.held):
-                if held:
-                    for plane in range(group.planes.count):
-                        yield Run(group.first_plane + plane, granule, 1)
-
     def check(self) -> None:
         """Raise InvariantError unless reference counts and totals follow from the column states."""
         used = mapped = 0

@@ -33,8 +33,7 @@ class Pool:
     With `by_index` columns come into use by index, mapped or not. Pages drawn after a `sort` then follow from the live
     ones alone, so pools on several ranks with the same history hold the same pages.
 
-    A page freed twice, or never handed out, is an InvariantError: at once and with nothing changed if `checked`
-    (SGLang: its memory pool's debug mode), otherwise by the next `sort` at the latest.
+    A page freed twice, or never handed out, is an InvariantError by the next `sort` at the latest.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class Pool:
         layout: Layout,
         activate: Callable[[int], list[int]],
         first_plane: int = 0,
-        checked: bool = False,
         by_index: bool = False,
     ) -> None:
         self.layout = layout
         self.name = layout.name
-        self.checked = checked
         self.now = 0.0
         self.live_pages = 0
         self.recall: Callable[[], None] | None = None  # asks who hoards live pages unused to free them; before a sort
@@ -89,8 +86,6 @@ class Pool:
     def free(self, pages: NDArray[np.integer[Any]]) -> None:
         """Take back live `pages` (any integer dtype, any order); the array stays the caller's. See the class."""
         count = len(pages)
-        if self.checked:
-            self._require_live(np.asarray(pages, dtype=np.int64))
         head = self._head
         start = head - count
         if count > self.live_pages - self.layout.pinned_pages:
@@ -142,12 +137,6 @@ class Pool:
             if distinct:
                 return
         raise InvariantError(f"pages of pool {self.name!r} were freed twice or while not live: {loose[:8].tolist()}")
-
-    def _require_live(self, pages: Pages) -> None:
-        if self._head < self._pages:
-            self._sort()
-        if not self._is_inside(pages) or self._marks[pages].any() or len(np.unique(pages)) != len(pages):
-            raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
 
     def _is_inside(self, pages: Pages) -> bool:
         """Whether all of `pages` are pages of the pool that can be handed out."""

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from paper_driver import GRANULE as G
-from paper_driver import PaperDriver
+from paper_driver import PaperDriver, mapped_granules
 
 from avmp.demand import Demand, Growth
 from avmp.elastic import Elastic
@@ -30,9 +30,10 @@ class ElasticMachine(RuleBasedStateMachine):
         state = Layout("state", (Planes("temporal", 2, G), conv), slots=10, granule_bytes=G)
         self.driver = PaperDriver()
         self.backing = PooledBacking(self.driver, [*kv.plane_granules, *state.plane_granules], G, limit=TOTAL)
-        self.budget = LimitedBudget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=5, keep=2, band=2))
-        first = first_planes([kv, state])
-        self.pools = {"kv": self.budget.add_pool(kv, first[0]), "state": self.budget.add_pool(state, first[1])}
+        self.budget = LimitedBudget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=5, band=4))
+        layouts = [kv, state]
+        self.first_planes = dict(zip(("kv", "state"), first_planes(layouts), strict=True))
+        self.pools = {each.name: self.budget.add_pool(each, self.first_planes[each.name]) for each in layouts}
         self.elastic = Elastic(self.budget)
         self.held = {}  # request -> pool -> set of pages
         self.kept = {}  # entry key -> (pool, set of pages)
@@ -122,14 +123,6 @@ class ElasticMachine(RuleBasedStateMachine):
         self.elastic.evict(key)
         del self.kept[key]
 
-    @rule(count=st.integers(1, 3), pool=st.sampled_from(["kv", "state"]))
-    def prepare(self, count, pool):
-        try:
-            self.budget.prepare(self.pools[pool], count)
-        except PoolExhausted as error:
-            if "injected" not in str(error):
-                raise AssertionError("preparing takes only what is there") from error
-
     @rule(keep=st.integers(0, 4))
     def idle(self, keep):
         self.elastic.settle()
@@ -146,9 +139,9 @@ class ElasticMachine(RuleBasedStateMachine):
         assert {entry.key: (entry.pool, set(entry.pages.tolist())) for entry in self.elastic.entries} == self.kept
         assert self.budget.free + self.budget.used + self.budget.unmapped == TOTAL
         wanted = {
-            self.backing.address(run.plane, run.first)
-            for pool in self.pools.values()
-            for run in pool.columns.mapped_runs()
+            self.backing.address(*at)
+            for name, pool in self.pools.items()
+            for at in mapped_granules(pool, self.first_planes[name])
         }
         assert set(self.driver.mapped) == wanted
         assert self.budget.mapped == len(wanted)

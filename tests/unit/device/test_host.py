@@ -12,7 +12,7 @@ from smaps import unforked_bytes
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, plane_tensors, stacked_tensor
+from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, plane_tensors
 from sglang_hybrid.memory.backing import Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes
@@ -205,23 +205,22 @@ def test_padded_slots_and_every_dtype(backing):
         plane_tensors(backing, layout, layout.planes[0], 0, (64 << 10,), torch.float32, CPU)
 
 
-def test_all_layers_of_a_state_are_one_tensor(driver):
-    """What SGLang's state pool indexes as [layers, slots, ...]: equal planes in one range, copied slot to slot."""
+def test_layers_of_a_state_are_tensors_over_planes_of_their_own(driver):
     layout = Layout("state", (Planes("temporal", 3, G), Planes("conv", 3, G // 8)), slots=8)
     with PooledBacking(driver, layout.plane_granules, G, limit=30) as backing:
         pool = Budget(30 * G, G, backing).add_pool(layout)
-        temporal = stacked_tensor(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
-        conv = stacked_tensor(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
-        assert (temporal.shape, conv.shape) == ((3, 8, 2, 512, 512), (3, 8, 1024, 3))
-        assert temporal.is_contiguous()
-        assert not conv.is_contiguous()  # padded slots
+        temporal = plane_tensors(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
+        conv = plane_tensors(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
+        assert [each.shape for each in (*temporal, *conv)] == [(8, 2, 512, 512)] * 3 + [(8, 1024, 3)] * 3
+        assert temporal[0].is_contiguous()
+        assert not conv[0].is_contiguous()  # padded slots
         first, second = pool.alloc(2).tolist()
         for layer in range(3):
-            temporal[layer, first], conv[layer, first] = layer + 1, -layer - 1
-        temporal[:, [second]] = temporal[:, [first]]
-        conv[:, [second]] = conv[:, [first]]
-        assert temporal[:, second, 1, 511, 511].tolist() == [1, 2, 3]
-        assert conv[:, second, 1023, 2].tolist() == [-1, -2, -3]
+            temporal[layer][first], conv[layer][first] = layer + 1, -layer - 1
+        for each in (*temporal, *conv):
+            each[[second]] = each[[first]]
+        assert [each[second, 1, 511, 511].item() for each in temporal] == [1, 2, 3]
+        assert [each[second, 1023, 2].item() for each in conv] == [-1, -2, -3]
         assert temporal[2].data_ptr() == backing.address(2)
         pool.free(np.array([first, second]))
 
