@@ -10,7 +10,6 @@ import torch
 from sglang_hybrid.memory.backing import LedgerBacking
 from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.layout import Layout, Planes
-from sglang_hybrid.memory.pool import Pool
 
 GRANULE = 2 << 20
 POOLS = (8192, 65536, 262144, 1048576)
@@ -32,8 +31,9 @@ class Ours:
     def __init__(self, pool_tokens: int, page: int, scattered: bool) -> None:
         layout = Layout("kv", (Planes("kv", 24, 1024),), pool_tokens, GRANULE, page)
         self.budget = Budget(layout.columns * 24 * GRANULE, GRANULE, LedgerBacking(layout.plane_granules))
-        self.pool = Pool(layout, self.budget)
-        self.budget.prepare(self.pool, layout.columns)
+        self.pool = self.budget.add_pool(layout)
+        self.pool.free(self.pool.alloc(layout.pages))  # everything is mapped from here on
+        self.pool.sort()
         self._page = page
         self._offsets = torch.arange(page)
         occupy(self, pool_tokens, page, scattered)

@@ -51,7 +51,7 @@ def build(layouts: list[Layout], total: int) -> tuple[Budget, PooledBacking, lis
     driver = HostDriver(total * GRANULE, GRANULE)
     backing = PooledBacking(driver, [n for layout in layouts for n in layout.plane_granules], GRANULE, total)
     budget = Budget(total * GRANULE, GRANULE, backing, returns=ReturnConfig(idle=0))
-    pools = [Pool(layout, budget, first) for layout, first in zip(layouts, first_planes(layouts), strict=True)]
+    pools = [budget.add_pool(layout, first) for layout, first in zip(layouts, first_planes(layouts), strict=True)]
     return budget, backing, pools, driver
 
 
@@ -103,7 +103,8 @@ def stalls(rounds: int) -> dict:
 
         def once(prepared: bool, pool: Pool = pool, size: int = size, budget: Budget = budget) -> tuple[float, float]:
             if prepared:
-                budget.prepare(pool, 1)
+                pool.free(pool.alloc(size))
+                pool.sort()  # its column stays mapped until memory is returned
             start, busy = time.perf_counter(), time.thread_time()
             pages = pool.alloc(size)
             took = time.perf_counter() - start, time.thread_time() - busy
@@ -115,7 +116,7 @@ def stalls(rounds: int) -> dict:
         for _ in range(min(rounds, 20)):
             cold.append(once(False))
             backing.trim(0)
-        backing.prefill(2 * pool.layout.column_granules)
+        backing.prefault(2 * pool.layout.column_granules)
         once(False)
         found[name] = {
             "granules_per_column": pool.layout.column_granules,

@@ -1,6 +1,6 @@
 """AVMP's Tables 1 to 6 and the columns beside them, for the published allocators and for ours. Pure simulation.
 
-python benchmarks/memory/policies.py --machine cpu2-epyc [tables queues sweeps] [--sharegpt prompts.json]
+python benchmarks/memory/policies.py [tables queues sweeps] [--sharegpt prompts.json]
 """
 
 import argparse
@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
 import provenance
 
-from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
-from sglang_hybrid.memory.study.geometry import GEOMETRIES, Geometry
-from sglang_hybrid.memory.study.intervals import Interval, paired_delta, paired_ratio
-from sglang_hybrid.memory.study.padded import PaddedUnified
-from sglang_hybrid.memory.study.published import Allocator, TwoStores
-from sglang_hybrid.memory.study.queue import ByteGranular, ColumnGranular, Server, StoresServer, serve
-from sglang_hybrid.memory.study.replay import Outcome, replay
-from sglang_hybrid.memory.study.workloads import WORKLOADS, generate
+from avmp.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
+from avmp.geometry import GEOMETRIES, Geometry
+from avmp.intervals import Interval, paired_delta, paired_ratio
+from avmp.padded import PaddedUnified
+from avmp.pressure import AvmpConfig
+from avmp.published import Allocator, TwoStores
+from avmp.queue import ByteGranular, ColumnGranular, Server, StoresServer, serve
+from avmp.replay import Outcome, replay
+from avmp.workloads import WORKLOADS, generate
 
 SYNTHETIC = ("uniform_short", "mixed_long", "agentic_burst")
 SIZES_GIB = (1, 4)

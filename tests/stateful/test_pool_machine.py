@@ -1,17 +1,17 @@
-"""Two pools of one budget against sets: loose pages stay loose here until memory is asked about."""
+"""Backing and two pools of one budget against sets: pages stay loose until memory is asked about, drivers fail."""
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from paper_driver import GRANULE as G
+from paper_driver import PaperDriver, mapped_granules
 
 from sglang_hybrid.core.errors import PoolExhausted
-from sglang_hybrid.memory.backing import LedgerBacking
+from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
-G = 1024
 TOTAL = 24
 
 
@@ -24,10 +24,13 @@ class PoolMachine(RuleBasedStateMachine):
             Layout("kv", (Planes("kv", 2, 64),), slots=16 * 10, granule_bytes=G, pinned_pages=1),
             Layout("state", (Planes("temporal", 2, G), Planes("conv", 1, G // 4)), slots=12, granule_bytes=G),
         ]
-        self.backing = LedgerBacking([size for layout in layouts for size in layout.plane_granules])
+        sizes = [size for layout in layouts for size in layout.plane_granules]
+        self.driver = PaperDriver()
+        self.backing = PooledBacking(self.driver, sizes, G, limit=TOTAL)
         self.budget = Budget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=3))
         starts = first_planes(layouts)
-        self.pools = {each.name: Pool(each, self.budget, at) for each, at in zip(layouts, starts, strict=True)}
+        self.first_planes = {each.name: at for each, at in zip(layouts, starts, strict=True)}
+        self.pools = {each.name: self.budget.add_pool(each, self.first_planes[each.name]) for each in layouts}
         self.live = {"kv": [0], "state": []}
         self.time = 0.0
 
@@ -38,8 +41,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert obtainable >= pool.room
         try:
             pages = pool.alloc(count).tolist()
-        except PoolExhausted:
-            assert count > obtainable
+        except PoolExhausted as error:
+            if count <= obtainable and "injected" not in str(error):
+                raise AssertionError("what is obtainable was refused") from error
             return
         assert len(set(pages)) == len(pages) == count
         assert not set(pages) & set(self.live[name])
@@ -69,20 +73,29 @@ class PoolMachine(RuleBasedStateMachine):
         self.budget.settle(self.time)
         self.budget.check()
 
-    @precondition(lambda self: self.budget.unmapped)
-    @rule(name=st.sampled_from(["kv", "state"]))
-    def prepare(self, name):
-        self.budget.prepare(self.pools[name], 1)
+    @rule(keep=st.integers(0, 4))
+    def trim(self, keep):
+        self.backing.trim(keep)
+
+    @rule(method=st.sampled_from(["create", "map", "allow"]), after=st.integers(0, 3))
+    def let_fail(self, method, after):
+        self.driver.failing = (method, after)
 
     @invariant()
     def one_story(self):
-        mapped = 0
+        wanted = set()
         for name, pool in self.pools.items():
             pool.check()
             assert pool.live_pages == len(self.live[name])
-        for pool in self.pools.values():
-            mapped += sum(1 for _ in pool.books.mapped_runs())
-        assert mapped == len(self.backing.mapped) <= TOTAL
+            wanted |= {self.backing.address(*at) for at in mapped_granules(pool, self.first_planes[name])}
+        self.backing.check()
+        assert set(self.driver.mapped) == wanted
+        assert len(wanted) <= len(self.driver.handles) <= TOTAL
+
+    def teardown(self):
+        self.driver.failing = None
+        self.backing.close()
+        assert (self.driver.mapped, self.driver.handles, self.driver.reserved) == ({}, set(), {})
 
 
 PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

@@ -1,5 +1,5 @@
 """Loaded by a server's processes at their start: memory is created when it is needed (baseline of `--part stalls`)."""
 
-from sglang_hybrid.device.prefill import Prefiller
+from sglang_hybrid.device.prefault import Prefaulter
 
-Prefiller.start = lambda prefiller: None  # type: ignore[method-assign]
+Prefaulter.start = lambda prefaulter: None  # type: ignore[method-assign]

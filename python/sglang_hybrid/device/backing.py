@@ -1,7 +1,7 @@
 """Physical granules behind the planes of all pools: pooled handles, atomic map and unmap, addresses for life.
 
 Creating physical memory costs two orders of magnitude more than mapping it (CUDA: 193 us against 1.5 us per 2 MiB
-page, as kvcached measured), so unmapped granules stay in a pool and are mapped again; `prefill` creates ahead of
+page, as kvcached measured), so unmapped granules stay in a pool and are mapped again; `prefault` creates ahead of
 need, from any thread; `trim` gives them back to the system.
 """
 
@@ -39,7 +39,7 @@ class PooledBacking:
         self._mapped: dict[Granule, int] = {}
         self._pooled: list[int] = []
         self._created = 0
-        self._lock = threading.Lock()  # guards _pooled and _created: prefill may run on another thread
+        self._lock = threading.Lock()  # guards _pooled and _created: prefault may run on another thread
         self._creating = threading.Lock()  # one creation at a time; taken before _lock
         self._bases: list[int] = []
         self._ranges: list[tuple[int, int]] = []  # (address, bytes)
@@ -128,7 +128,7 @@ class PooledBacking:
         with self._lock:
             self._pooled += [handle for _, handle in done]
 
-    def prefill(self, pooled: int) -> int:
+    def prefault(self, pooled: int) -> int:
         """Create physical granules until `pooled` are at hand or `limit` is reached; return how many were created.
 
         Safe on another thread; the critical path then only maps. Raises PoolExhausted when the machine runs out.

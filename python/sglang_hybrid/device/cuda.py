@@ -2,12 +2,10 @@
 
 Order of calls, per granule: cuMemCreate (pooled), cuMemMap, cuMemSetAccess over the whole run; back: synchronize,
 cuMemUnmap; the handle returns to the pool and is released only by `trim`. cuMemUnmap while a kernel may touch the
-range is undefined, so every batch of unmaps is preceded by `fence`, by default a synchronization of the current
-context.
+range is undefined, so a synchronization of the current context precedes every batch of unmaps.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
@@ -18,15 +16,13 @@ _UNFIT = ("NOT_SUPPORTED", "NOT_PERMITTED", "NOT_INITIALIZED", "NO_DEVICE", "INV
 class CudaDriver:
     """A Driver (see device.driver) for one GPU. Needs a current context on every thread that maps (torch makes one).
 
-    `api` defaults to `cuda.bindings.driver`, imported here and nowhere else; `fence` replaces the context
-    synchronization, for example by waiting for one stream's event.
+    `api` defaults to `cuda.bindings.driver`, imported here and nowhere else.
     """
 
     name = "the GPU"
 
-    def __init__(self, device: int = 0, api: Any = None, fence: Callable[[], None] | None = None) -> None:
+    def __init__(self, device: int = 0, api: Any = None) -> None:
         self._api = api if api is not None else _load()
-        self._fence = fence
         self._call("cuInit", 0)
         self._device = self._call("cuDeviceGet", device)
         feature = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -93,10 +89,7 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         """See Driver."""
-        if self._fence is not None:
-            self._fence()
-        else:
-            self._call("cuCtxSynchronize")
+        self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call the driver; its result without the status. A status other than success becomes a typed error."""

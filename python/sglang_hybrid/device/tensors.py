@@ -66,24 +66,6 @@ def bytes_at(address: int, size_bytes: int, device: torch.device, owner: object 
     return flat
 
 
-def stacked_tensor(
-    backing: PooledBacking,
-    layout: Layout,
-    planes: Planes,
-    first_plane: int,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """All planes of `planes` as one tensor of shape [planes.count, slots, *shape] and `dtype`; slots = all columns.
-
-    `first_plane` is the number of the layout's first plane. A slot's elements are contiguous; the stride between
-    slots is `planes.slot_bytes`. Contiguous as a whole if slots are not padded and fill their last granule. Only
-    mapped slots may be touched. Raises ConfigError if a slot cannot hold `shape`.
-    """
-    return _rows(backing, layout, planes, first_plane, Rows(planes.count, tuple(shape), dtype), 0, device)
-
-
 def plane_tensors(
     backing: PooledBacking,
     layout: Layout,
@@ -93,8 +75,14 @@ def plane_tensors(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """One tensor per plane of `planes`, each of shape [slots, *shape]; see `stacked_tensor`."""
-    return list(stacked_tensor(backing, layout, planes, first_plane, shape, dtype, device).unbind())
+    """One tensor per plane of `planes`, each of shape [slots, *shape] and `dtype`; slots = all columns.
+
+    `first_plane` is the number of the layout's first plane. A slot's elements are contiguous; the stride between
+    slots is `planes.slot_bytes`. Only mapped slots may be touched. Raises ConfigError if a slot cannot hold `shape`.
+    """
+    return list(
+        _rows(backing, layout, planes, first_plane, Rows(planes.count, tuple(shape), dtype), 0, device).unbind()
+    )
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,18 @@
 used      granules under a column with a live page
 free      mapped granules without one: the next allocation of their pool costs no driver call, any other pool takes them
 unmapped  the rest
-used + free + unmapped == total, after every call
+used + free + unmapped == total, after every call. A loose page (see Pool) counts as live until somebody sorts.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import Backing, Run, count_granules
 from sglang_hybrid.memory.columns import LIVE, UNMAPPED, WARM
-
-if TYPE_CHECKING:
-    from sglang_hybrid.memory.pool import Pool
+from sglang_hybrid.memory.layout import Layout
+from sglang_hybrid.memory.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -24,30 +22,25 @@ class ReturnConfig:
     """When idle memory goes back to the system.
 
     A column is idle once it has been WARM for `idle`, in the caller's unit of time. Returning starts when more than
-    `keep + band` granules are idle and stops at `keep`: the band is the hysteresis, `keep` the reserve for latency.
+    `band` granules are idle and stops when none is: the band is the hysteresis.
     """
 
     idle: float = 1000.0
-    keep: int = 0
     band: int = 0
 
     def __post_init__(self) -> None:
-        if self.idle < 0 or self.keep < 0 or self.band < 0:
-            raise ConfigError(f"idle, keep and band must not be negative: {self.idle}, {self.keep}, {self.band}")
+        if self.idle < 0 or self.band < 0:
+            raise ConfigError(f"idle and band must not be negative: {self.idle}, {self.band}")
 
 
 class Budget:
-    """The granules of one machine and the pools that share them.
-
-    `limits` caps the used granules of a pool by name: a static split is two limits, on-demand sharing is none.
-    """
+    """The granules of one machine and the pools that share them. A granule belongs to whoever uses it: no split."""
 
     def __init__(
         self,
         total_bytes: int,
         granule_bytes: int,
         backing: Backing,
-        limits: Mapping[str, int] | None = None,
         returns: ReturnConfig | None = None,
     ) -> None:
         if granule_bytes < 1 or total_bytes < granule_bytes:
@@ -55,26 +48,38 @@ class Budget:
         self.total = total_bytes // granule_bytes
         self.granule_bytes = granule_bytes
         self.backing = backing
-        self.limits = dict(limits or {})
         self.returns = returns or ReturnConfig()
         self.pools: dict[str, Pool] = {}
-        self.refused: str | None = None  # the pool whose limit stopped the last refused request
-        self.mapped_ever = 0
-        self.unmapped_ever = 0
         self._returning = False  # whether the last `settle` stopped before all that was idle had gone
         self.transfers = 0  # granules that one pool gave up for another
 
-    def attach(self, pool: "Pool") -> None:
-        """Register `pool`. Raises ConfigError if the name is taken or the granules differ."""
-        if pool.name in self.pools:
-            raise ConfigError(f"give every pool its own name: {pool.name!r}")
-        if pool.layout.granule_bytes != self.granule_bytes:
-            raise ConfigError(f"pool {pool.name!r} must use granules of {self.granule_bytes} bytes: {pool.layout}")
-        self.pools[pool.name] = pool
+    def add_pool(self, layout: Layout, first_plane: int = 0, by_index: bool = False) -> Pool:
+        """A pool of this budget, its pinned pages taken; `first_plane` is the number of its first plane in the backing.
+
+        Raises ConfigError if the name is taken, the granules differ or the budget cannot hold the pinned pages.
+        """
+        name = layout.name
+        if name in self.pools:
+            raise ConfigError(f"give every pool its own name: {name!r}")
+        if layout.granule_bytes != self.granule_bytes:
+            raise ConfigError(f"pool {name!r} must use granules of {self.granule_bytes} bytes: {layout}")
+        pool = Pool(layout, lambda count: self.activate(pool, count), first_plane, by_index)
+        self.pools[name] = pool
+        try:
+            pool.pin()
+        except PoolExhausted as error:
+            del self.pools[name]
+            raise ConfigError(f"raise the budget: it cannot hold the pinned pages of {name!r}: {error}") from error
+        return pool
+
+    def sort(self) -> None:
+        """Sort every pool: from then on only live pages keep granules in use."""
+        for pool in self.pools.values():
+            pool.sort()
 
     @property
     def used(self) -> int:
-        """Granules under live pages."""
+        """Granules under live pages, loose ones included."""
         return sum(pool.columns.used_granules for pool in self.pools.values())
 
     @property
@@ -92,13 +97,14 @@ class Budget:
         """Granules of the budget that no pool has mapped."""
         return self.total - self.mapped
 
-    def activate(self, pool: "Pool", count: int) -> list[int]:
+    def activate(self, pool: Pool, count: int) -> list[int]:
         """Make `count` more columns of `pool` LIVE and return them; all or nothing.
 
         Takes WARM columns of the pool first, then unmapped granules, then WARM columns of the other pools, oldest
         first. Raises PoolExhausted, with nothing changed that a caller could see, when live pages hold the rest of
         the budget.
         """
+        self.sort()
         columns = pool.columns.candidates(count)
         if len(columns) < count:
             raise PoolExhausted(f"pool {pool.name!r} has no more addresses; raise its slots: {pool.layout.slots}")
@@ -112,67 +118,43 @@ class Budget:
         pool.columns.move(columns, LIVE)
         return columns
 
-    def affords(self, pool: "Pool", granules: int) -> bool:
+    def affords(self, pool: Pool, granules: int) -> bool:
         """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
-        used = granules
-        for other in self.pools.values():
-            used += other.columns.used_granules
-        if used > self.total:
-            return False
-        return pool.columns.used_granules + granules <= self.limits.get(pool.name, self.total)
+        return self.used + granules <= self.total
 
-    def obtainable(self, pool: "Pool") -> int:
+    def obtainable(self, pool: Pool) -> int:
         """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
 
-        Loose pages of other pools count as in use, so after `pool.sort()` on each the answer may be higher.
+        Loose pages of other pools count as in use, so after `sort` the answer may be higher.
         """
-        books = pool.books
-        used = sum(other.books.used_granules for other in self.pools.values())
-        left = min(self.total - used, self.limits.get(pool.name, self.total) - books.used_granules)
-        columns = min(left // books.column_granules, len(books.state) - books.live_columns)
+        addressed = len(pool.columns.state) - pool.columns.live_columns
+        columns = min((self.total - self.used) // pool.columns.column_granules, addressed)
         return pool.room + columns * pool.layout.column_pages
 
-    def release(self, pool: "Pool", *columns: int) -> int:
+    def release(self, pool: Pool, *columns: int) -> int:
         """Unmap WARM columns; the granules freed. A LIVE one raises InvariantError before any driver call."""
-        books = pool.columns
+        pool.sort()
+        states = pool.columns.state
         for column in columns:
-            if books.state[column] != WARM:
-                live = books.state[column] == LIVE
+            if states[column] != WARM:
+                live = states[column] == LIVE
                 raise InvariantError(
                     f"free its pages first; column {column} of {pool.name!r} is {'live' if live else 'unmapped'}"
                 )
-        if not books.exclusive and len(columns) > 1:
+        if not pool.columns.exclusive and len(columns) > 1:
             return sum(self.release(pool, column) for column in columns)
-        runs = [run for column in columns for run in books.releasable(column)]
+        runs = [run for column in columns for run in pool.columns.releasable(column)]
         if runs:
             self.backing.unmap(runs)
-        books.move(columns, UNMAPPED)
-        granules = count_granules(runs)
-        self.unmapped_ever += granules
-        return granules
-
-    def prepare(self, pool: "Pool", count: int) -> int:
-        """Map up to `count` columns of `pool` ahead of need, WARM, from unmapped memory; return how many.
-
-        Runs off the critical path: a later allocation then costs no driver call.
-        """
-        done = 0
-        columns = pool.columns
-        ahead = columns.candidates(len(columns.warm_since) + count)
-        for column in [column for column in ahead if columns.state[column] == UNMAPPED][:count]:
-            missing = columns.missing([column])
-            if count_granules(missing) > self.unmapped:
-                break
-            self._map(missing)
-            pool.columns.move([column], WARM, pool.now)
-            done += 1
-        return done
+        pool.columns.move(columns, UNMAPPED)
+        return count_granules(runs)
 
     def settle(self, now: float, most: int | None = None) -> int:
         """Return idle memory as `returns` says, about `most` granules of it at a time; give the granules unmapped.
 
-        Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle beyond `keep`.
+        Once returning has begun it goes on, call by call, whatever `band` says, until nothing is idle.
         """
+        self.sort()
         pools = list(self.pools.values())
         idle = [
             (since, order, column)
@@ -181,14 +163,12 @@ class Budget:
             if since <= now - self.returns.idle
         ]
         idle_granules = sum(pools[order].columns.column_granules for _, order, _ in idle)
-        if idle_granules <= self.returns.keep + (0 if self._returning else self.returns.band):
+        if idle_granules <= (0 if self._returning else self.returns.band):
             self._returning = False
             return 0
         given = 0
         self._returning = False
         for _, order, column in sorted(idle):
-            if self.free - count_granules(pools[order].columns.releasable(column)) < self.returns.keep:
-                break
             if most is not None and given >= most:
                 self._returning = True
                 break
@@ -199,9 +179,6 @@ class Budget:
         """Raise InvariantError unless every pool is consistent and free + used + unmapped == total."""
         for pool in self.pools.values():
             pool.check()
-            limit = self.limits.get(pool.name, self.total)
-            if pool.columns.used_granules > limit:
-                raise InvariantError(f"pool {pool.name!r} exceeds its limit {limit}: {pool.columns.used_granules}")
         if min(self.free, self.used, self.unmapped) < 0 or self.free + self.used + self.unmapped != self.total:
             raise InvariantError(
                 f"the account does not add up to {self.total}: {(self.free, self.used, self.unmapped)}"
@@ -210,18 +187,17 @@ class Budget:
     def _map(self, missing: Sequence[Run]) -> None:
         if missing:
             self.backing.map(missing)
-            self.mapped_ever += count_granules(missing)
 
     def _oldest_warm(self) -> Iterator[tuple[int, int]]:
         """(order of the pool, column) of WARM columns by time stamp; equal ones pool by pool, as they ran empty."""
 
-        def ages(order: int, pool: "Pool") -> Iterator[tuple[float, int, int]]:
+        def ages(order: int, pool: Pool) -> Iterator[tuple[float, int, int]]:
             return ((since, order, column) for column, since in pool.columns.warm_since.items())
 
         each = [ages(order, pool) for order, pool in enumerate(self.pools.values())]
         return ((order, column) for _, order, column in heapq.merge(*each, key=lambda age: age[:2]))
 
-    def _make_room(self, pool: "Pool", columns: Sequence[int]) -> list[Run]:
+    def _make_room(self, pool: Pool, columns: Sequence[int]) -> list[Run]:
         """Unmap other WARM columns, oldest first, until what `columns` lack fits; the runs they lack."""
         missing = pool.columns.missing(columns)
         if count_granules(missing) <= self.unmapped:

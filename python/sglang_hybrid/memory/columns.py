@@ -63,10 +63,6 @@ class Columns:
             found.append(at)
         return found
 
-    def least(self, count: int) -> int:
-        """Granules that `count` columns of an empty pool use: the first ones, side by side."""
-        return sum(group.planes.count * group.spans[count - 1].stop for group in self._groups) if count else 0
-
     def all_warm(self, columns: Sequence[int]) -> bool:
         """Whether `columns` need no mapping."""
         return UNMAPPED not in [self.state[column] for column in columns]
@@ -154,14 +150,6 @@ class Columns:
                 was = group.live[granule]
                 group.live[granule] = was + step
                 self.used_granules += group.planes.count * ((was + step > 0) - (was > 0))
-
-    def mapped_runs(self) -> Iterator[Run]:
-        """Every mapped granule, one run each."""
-        for group in self._groups:
-            for granule, held in enumerate(group.held):
-                if held:
-                    for plane in range(group.planes.count):
-                        yield Run(group.first_plane + plane, granule, 1)
 
     def check(self) -> None:
         """Raise InvariantError unless reference counts and totals follow from the column states."""

@@ -90,11 +90,6 @@ class Layout:
         return self.columns * self.column_pages
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot over all planes."""
-        return sum(planes.count * planes.slot_bytes for planes in self.planes)
-
-    @property
     def plane_granules(self) -> tuple[int, ...]:
         """Length of each plane's range in granules, plane by plane."""
         return tuple(self.span(planes, self.columns - 1)[1] for planes in self.planes for _ in range(planes.count))

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
-from sglang_hybrid.memory.budget import Budget
+from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.memory.columns import LIVE, WARM, Columns
 from sglang_hybrid.memory.layout import Layout
 
@@ -25,59 +24,45 @@ class Pool:
     loose   a free page on a stack, handed out next. Its column stays LIVE until `sort` puts the page on its books.
     live    handed out; the caller owns it until `free`.
 
-    Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever does (`columns`) sorts
-    first, so no decision rests on a loose page; `books` is the account without that. When no page is loose the fullest
-    column gives, lowest pages first. `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler
-    owns it.
+    Freeing makes pages loose, one slice each way while nobody asks about memory. Whoever decides about memory sorts
+    first, so no decision rests on a loose page. When no page is loose the fullest column gives, lowest pages first.
+    `now` is the time stamp of columns that run empty. Not thread-safe; one scheduler owns it.
+
+    Budget.add_pool makes pools. `activate` makes so many columns of the pool LIVE, all or nothing; see Budget.activate.
 
     With `by_index` columns come into use by index, mapped or not. Pages drawn after a `sort` then follow from the live
     ones alone, so pools on several ranks with the same history hold the same pages.
 
-    A page freed twice, or never handed out, is an InvariantError: at once and with nothing changed if `checked`
-    (SGLang: its memory pool's debug mode), otherwise by the next `sort` at the latest.
+    A page freed twice, or never handed out, is an InvariantError by the next `sort` at the latest.
     """
 
     def __init__(
-        self, layout: Layout, budget: Budget, first_plane: int = 0, checked: bool = False, by_index: bool = False
+        self,
+        layout: Layout,
+        activate: Callable[[int], list[int]],
+        first_plane: int = 0,
+        by_index: bool = False,
     ) -> None:
         self.layout = layout
         self.name = layout.name
-        self.budget = budget
-        self.checked = checked
         self.now = 0.0
         self.live_pages = 0
         self.recall: Callable[[], None] | None = None  # asks who hoards live pages unused to free them; before a sort
-        self._columns = Columns(layout, first_plane, by_index)
+        self.columns = Columns(layout, first_plane, by_index)  # as they stand: loose pages keep theirs LIVE
         self._per_column = layout.column_pages
         self._pages = self._head = layout.pages
         self._stack = np.empty(self._pages, dtype=np.int64)  # loose pages: _stack[_head:], next one first
         self._marks = np.ones(self._pages, dtype=np.bool_)  # whether a page is sorted
         self._free = np.full(layout.columns, self._per_column, dtype=np.int64)  # sorted pages by column
-        self._states = np.frombuffer(self._columns.state, dtype=np.uint8)  # the same memory
+        self._states = np.frombuffer(self.columns.state, dtype=np.uint8)  # the same memory
         self._sorted_room = 0  # sorted pages in LIVE columns
-        budget.attach(self)
-        if layout.pinned_pages:
-            self._pin(layout.pinned_pages)
+        self._activate = activate
 
-    def _pin(self, count: int) -> None:
-        try:
-            pinned = self.alloc(count)
-        except PoolExhausted as error:
-            del self.budget.pools[self.name]
-            raise ConfigError(f"raise the budget: it cannot hold the pinned pages of {self.name!r}: {error}") from error
-        if not np.array_equal(pinned, np.arange(count)):
+    def pin(self) -> None:
+        """Take the pinned pages, before any other. Raises PoolExhausted when the budget cannot hold them."""
+        pinned = self.alloc(self.layout.pinned_pages)
+        if not np.array_equal(pinned, np.arange(len(pinned))):
             raise InvariantError(f"pinned pages must be the first: {pinned}")
-
-    @property
-    def columns(self) -> Columns:
-        """The columns, as they are once every loose page is sorted."""
-        self.sort()
-        return self._columns
-
-    @property
-    def books(self) -> Columns:
-        """The columns as they stand: those that only loose pages keep LIVE are LIVE, nobody is asked for pages."""
-        return self._columns
 
     @property
     def room(self) -> int:
@@ -101,8 +86,6 @@ class Pool:
     def free(self, pages: NDArray[np.integer[Any]]) -> None:
         """Take back live `pages` (any integer dtype, any order); the array stays the caller's. See the class."""
         count = len(pages)
-        if self.checked:
-            self._require_live(np.asarray(pages, dtype=np.int64))
         head = self._head
         start = head - count
         if count > self.live_pages - self.layout.pinned_pages:
@@ -138,7 +121,7 @@ class Pool:
         emptied = np.flatnonzero((free[: len(counts)] == size) & (counts > 0)).tolist()
         self._sorted_room += len(loose) - len(emptied) * size
         self._head = self._pages
-        self._columns.move(emptied, WARM, self.now)
+        self.columns.move(emptied, WARM, self.now)
 
     def _mark_sorted(self, loose: Pages) -> None:
         """Mark `loose`; an InvariantError, with nothing changed, if they are not distinct pages that were live."""
@@ -155,12 +138,6 @@ class Pool:
                 return
         raise InvariantError(f"pages of pool {self.name!r} were freed twice or while not live: {loose[:8].tolist()}")
 
-    def _require_live(self, pages: Pages) -> None:
-        if self._head < self._pages:
-            self._sort()
-        if not self._is_inside(pages) or self._marks[pages].any() or len(np.unique(pages)) != len(pages):
-            raise InvariantError(f"free a page of pool {self.name!r} once, while it is live: {pages[:8].tolist()}")
-
     def _is_inside(self, pages: Pages) -> bool:
         """Whether all of `pages` are pages of the pool that can be handed out."""
         return not len(pages) or (int(pages.min()) >= self.layout.pinned_pages and int(pages.max()) < self._pages)
@@ -169,7 +146,7 @@ class Pool:
         """`count` pages: the loose ones, then from columns, a few more becoming loose."""
         if count > self.room:
             self.sort()  # columns that are empty by now count as such
-            columns = self.budget.activate(self, self.columns_for(count))
+            columns = self._activate(self.columns_for(count))
             self._sorted_room += len(columns) * self._per_column
         parts = [self._stack[self._head :].copy()]
         need = count - len(parts[0])
@@ -207,13 +184,12 @@ class Pool:
         return tuple(zip(columns.tolist(), counts.tolist(), strict=True))
 
     def live_in(self, column: int) -> int:
-        """Live pages in `column`."""
-        self.sort()
+        """Pages in `column` that are live or loose."""
         return self._per_column - int(self._free[column])
 
     def check(self) -> None:
         """Raise InvariantError unless marks, loose pages, column states and totals tell one story. Sorts nothing."""
-        self._columns.check()
+        self.columns.check()
         sorted_pages = np.add.reduceat(self._marks, np.arange(0, self._pages, self._per_column), dtype=np.int64)
         if not np.array_equal(sorted_pages, self._free):
             wrong = int(np.flatnonzero(sorted_pages != self._free)[0])

@@ -45,15 +45,6 @@ def test_handles_are_recycled_and_unmapping_waits_for_the_gpu(cuda):
     backing.check()
 
 
-def test_a_fence_replaces_the_context_synchronization(cuda):
-    fences = []
-    backing = PooledBacking(CudaDriver(0, api=cuda, fence=lambda: fences.append(1)), [1], G, limit=1)
-    backing.map([Run(0, 0, 1)])
-    backing.unmap([Run(0, 0, 1)])
-    assert fences == [1]
-    assert "cuCtxSynchronize" not in names(cuda)
-
-
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
 def test_failure_in_the_middle_of_a_multi_layer_grow_is_rolled_back(cuda, call):
     backing = PooledBacking(CudaDriver(0, api=cuda), [4] * 6, G, limit=24)
@@ -153,7 +144,7 @@ def test_reserve_failure_leaves_nothing(cuda):
 def test_close_returns_everything(cuda):
     with PooledBacking(CudaDriver(0, api=cuda), [4, 2], G, limit=6) as backing:
         backing.map([Run(0, 0, 4)])
-        backing.prefill(2)
+        backing.prefault(2)
     assert (cuda.mapped, cuda.handles, cuda.reserved) == ({}, {}, {})
     backing.close()
     with pytest.raises(InvariantError, match="closed"):

@@ -12,11 +12,10 @@ from smaps import unforked_bytes
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, plane_tensors, stacked_tensor
+from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, plane_tensors
 from sglang_hybrid.memory.backing import Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes
-from sglang_hybrid.memory.pool import Pool
 
 G = 2 << 20
 CPU = torch.device("cpu")
@@ -57,7 +56,7 @@ def test_small_granules_bring_no_neighbours_into_memory():
     with PooledBacking(driver, [256], small, limit=256) as backing:
         for action in (
             lambda: backing.map([Run(0, 0, 3)]),
-            lambda: backing.prefill(70),
+            lambda: backing.prefault(70),
             lambda: backing.map([Run(0, 3, 100)]),
             lambda: (backing.unmap([Run(0, 0, 100)]), backing.trim(keep=0)),
         ):
@@ -137,16 +136,16 @@ def test_a_failed_grow_is_rolled_back_and_leaks_nothing(driver, failing, method,
         backing.check()
 
 
-def test_prefill_on_another_thread(backing):
-    thread = threading.Thread(target=backing.prefill, args=(10,))
+def test_prefault_on_another_thread(backing):
+    thread = threading.Thread(target=backing.prefault, args=(10,))
     thread.start()
     backing.map([Run(0, 0, 6)])
     thread.join()
     backing.check()
     assert backing.committed_bytes >= 10 * G
-    backing.prefill(100)
+    backing.prefault(100)
     assert backing.committed_bytes == 24 * G
-    assert backing.prefill(100) == 0
+    assert backing.prefault(100) == 0
 
 
 def test_host_limits_are_typed_errors(driver, monkeypatch):
@@ -171,7 +170,7 @@ def test_moving_what_is_not_there_is_an_error_of_ours(driver):
 def test_tensors_are_views_for_life(backing):
     layout = Layout("kv", (Planes("k", 1, 1024), Planes("v", 1, 1024)), slots=8 * 2048)
     budget = Budget(24 * G, G, backing, returns=ReturnConfig(idle=0))
-    pool = Pool(layout, budget)
+    pool = budget.add_pool(layout)
     (values,) = plane_tensors(backing, layout, layout.planes[1], 0, (2, 256), torch.bfloat16, CPU)
     assert values.shape == (8 * 2048, 2, 256)
     assert values.data_ptr() == backing.address(1)
@@ -189,7 +188,7 @@ def test_tensors_are_views_for_life(backing):
 
 def test_padded_slots_and_every_dtype(backing):
     layout = Layout("state", (Planes("conv", 2, 64 << 10),), slots=32)
-    Pool(layout, Budget(8 * G, G, backing)).alloc(32)
+    Budget(8 * G, G, backing).add_pool(layout).alloc(32)
     for dtype, shape in (
         (torch.float32, (96, 100)),
         (torch.float8_e4m3fn, (8192, 7)),
@@ -206,23 +205,22 @@ def test_padded_slots_and_every_dtype(backing):
         plane_tensors(backing, layout, layout.planes[0], 0, (64 << 10,), torch.float32, CPU)
 
 
-def test_all_layers_of_a_state_are_one_tensor(driver):
-    """What SGLang's state pool indexes as [layers, slots, ...]: equal planes in one range, copied slot to slot."""
+def test_layers_of_a_state_are_tensors_over_planes_of_their_own(driver):
     layout = Layout("state", (Planes("temporal", 3, G), Planes("conv", 3, G // 8)), slots=8)
     with PooledBacking(driver, layout.plane_granules, G, limit=30) as backing:
-        pool = Pool(layout, Budget(30 * G, G, backing))
-        temporal = stacked_tensor(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
-        conv = stacked_tensor(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
-        assert (temporal.shape, conv.shape) == ((3, 8, 2, 512, 512), (3, 8, 1024, 3))
-        assert temporal.is_contiguous()
-        assert not conv.is_contiguous()  # padded slots
+        pool = Budget(30 * G, G, backing).add_pool(layout)
+        temporal = plane_tensors(backing, layout, layout.planes[0], 0, (2, 512, 512), torch.float32, CPU)
+        conv = plane_tensors(backing, layout, layout.planes[1], 0, (1024, 3), torch.bfloat16, CPU)
+        assert [each.shape for each in (*temporal, *conv)] == [(8, 2, 512, 512)] * 3 + [(8, 1024, 3)] * 3
+        assert temporal[0].is_contiguous()
+        assert not conv[0].is_contiguous()  # padded slots
         first, second = pool.alloc(2).tolist()
         for layer in range(3):
-            temporal[layer, first], conv[layer, first] = layer + 1, -layer - 1
-        temporal[:, [second]] = temporal[:, [first]]
-        conv[:, [second]] = conv[:, [first]]
-        assert temporal[:, second, 1, 511, 511].tolist() == [1, 2, 3]
-        assert conv[:, second, 1023, 2].tolist() == [-1, -2, -3]
+            temporal[layer][first], conv[layer][first] = layer + 1, -layer - 1
+        for each in (*temporal, *conv):
+            each[[second]] = each[[first]]
+        assert [each[second, 1, 511, 511].item() for each in temporal] == [1, 2, 3]
+        assert [each[second, 1023, 2].item() for each in conv] == [-1, -2, -3]
         assert temporal[2].data_ptr() == backing.address(2)
         pool.free(np.array([first, second]))
 
@@ -232,7 +230,7 @@ def test_page_major_rows_are_strided_views_of_one_plane(driver):
     layout = Layout("kv", (Planes("kv", 1, 16 << 10),), slots=1024, page_slots=16)
     assert (layout.column_slots, layout.column_granules) == (128, 1)
     with PooledBacking(driver, layout.plane_granules, G, limit=4) as backing:
-        pool = Pool(layout, Budget(4 * G, G, backing))
+        pool = Budget(4 * G, G, backing).add_pool(layout)
         each = Rows(4, (8, 128), torch.bfloat16)
         keys, values = page_major_tensors(backing, layout, 0, [each, each], CPU)
         tokens = (pool.alloc(10)[:, None] * 16 + np.arange(16)).reshape(-1)

@@ -141,15 +141,15 @@ class Ahead(HostDriver):
 def test_memory_made_ahead_is_used_and_goes_when_nobody_comes() -> None:
     time = LogicalClock()
     arena, driver = opened(Ahead, time.now)
-    arena.create_ahead()
-    assert arena.prefiller is not None
-    arena.prefiller.wait()
+    arena.start_prefault()
+    assert arena.prefaulter is not None
+    arena.prefaulter.wait()
     ahead = arena.sizing.total // 8
     assert arena.pooled.at_hand == ahead
     driver.creators.clear()
     arena.used()
     assert arena.supplies[STATE].take(2 * arena.sizing.states_per_column) is not None
-    arena.prefiller.wait()
+    arena.prefaulter.wait()
     assert "MainThread" not in driver.creators
     arena.settle()
     assert arena.pooled.at_hand > 0, "somebody worked a moment ago"
@@ -158,7 +158,7 @@ def test_memory_made_ahead_is_used_and_goes_when_nobody_comes() -> None:
         arena.check()
     assert arena.pooled.at_hand == 0
     assert arena.pooled.committed_bytes == arena.budget.used * arena.sizing.granule_bytes
-    arena.prefiller.stop()
+    arena.prefaulter.stop()
     arena.pooled.close()
     driver.close()
 
@@ -185,7 +185,7 @@ def test_ranks_that_see_the_same_calls_answer_alike_whoever_made_the_memory() ->
     """What tensor parallelism needs first; memory that fails on one rank alone is why it is refused all the same."""
     time = LogicalClock()
     (one, driver_one), (two, driver_two) = opened(Ahead, time.now), opened(FailingHost, time.now)
-    one.create_ahead()
+    one.start_prefault()
     rng, taken = np.random.default_rng(5), []
     for _ in range(400):
         name, count = (KV, STATE)[rng.integers(2)], int(rng.integers(1, 60))
@@ -210,8 +210,8 @@ def test_ranks_that_see_the_same_calls_answer_alike_whoever_made_the_memory() ->
     driver_two.failing = True
     wanted = {STATE: 3 * one.sizing.states_per_column}
     assert (one.reserve(wanted), two.reserve(wanted)) == (True, False), "one rank would admit, the other wait"
-    assert one.prefiller is not None
-    one.prefiller.stop()
+    assert one.prefaulter is not None
+    one.prefaulter.stop()
     for arena, driver in ((one, driver_one), (two, driver_two)):
         arena.check()
         arena.pooled.close()

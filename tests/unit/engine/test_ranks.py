@@ -106,8 +106,8 @@ class Ranks(RuleBasedStateMachine):
         assert supply.available >= supply.at_hand - len(supply.held) >= 0
 
     @rule(rank=RANK)
-    def create_ahead(self, rank: int) -> None:
-        self.arenas[rank].pooled.prefill(8)
+    def start_prefault(self, rank: int) -> None:
+        self.arenas[rank].pooled.prefault(8)
 
     @invariant()
     def the_same_pages_are_had(self) -> None:
@@ -164,7 +164,7 @@ def test_a_rank_that_gave_memory_back_draws_the_same_columns() -> None:
         if back:
             ranks.settle(0, 0.0)
             ranks.settle(0, 2.0)
-    assert [bytes(arena.supplies[KV].pool.books.state).count(1) for arena in ranks.arenas] == [1, 2], "warm columns"
+    assert [bytes(arena.supplies[KV].pool.columns.state).count(1) for arena in ranks.arenas] == [1, 2], "warm columns"
     pages = ranks.both(lambda _, arena: arena.supplies[KV].take(size // 2))
     assert torch.equal(*pages)
     ranks.teardown()

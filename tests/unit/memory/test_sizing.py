@@ -12,7 +12,6 @@ from sglang_hybrid.memory.backing import LedgerBacking, Run
 from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.layout import Layout, Planes
 from sglang_hybrid.memory.meter import MeteredBacking
-from sglang_hybrid.memory.pool import Pool
 from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
 
 
@@ -42,8 +41,8 @@ def test_a_chosen_size_serves_one_request_and_shares_no_granule(
     budget = Budget(
         sizing.total_bytes, sizing.granule_bytes, LedgerBacking((*state.plane_granules, *kv.plane_granules))
     )
-    states = Pool(state, budget)
-    tokens = Pool(kv, budget, len(state.plane_granules))
+    states = budget.add_pool(state)
+    tokens = budget.add_pool(kv, len(state.plane_granules))
     states.alloc(request_states)
     assert len(tokens.alloc(sizing.tokens // page)) * page == sizing.tokens, "one request can fill the reach"
     budget.check()
@@ -76,7 +75,7 @@ def test_a_granule_wastes_little() -> None:
 def test_clear_takes_back_all_but_the_pinned_pages() -> None:
     layout = Layout("kv", (Planes("k", 2, 256),), 64, 1024, page_slots=2, pinned_pages=1)
     budget = Budget(64 << 10, 1024, LedgerBacking(layout.plane_granules))
-    pool = Pool(layout, budget)
+    pool = budget.add_pool(layout)
     kept = pool.alloc(20)
     pool.free(kept[3:7])
     pool.clear()

@@ -36,7 +36,7 @@ class _Elastic:
     @property
     def budget_bytes(self) -> int:
         """Bytes for KV and states together."""
-        return int(self.supply.pool.budget.total * self.supply.pool.budget.granule_bytes)
+        return int(self.supply.budget.total * self.supply.budget.granule_bytes)
 
     def available_size(self) -> int:
         return int(self.supply.available * self.page_size)

@@ -9,15 +9,13 @@ import torch
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
-from sglang_hybrid.device.prefill import Prefiller
+from sglang_hybrid.device.prefault import Prefaulter
 from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
-from sglang_hybrid.memory.demand import Outlook
-from sglang_hybrid.memory.entries import Entry
 from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.meter import Meter, MeteredBacking
-from sglang_hybrid.memory.pool import Pool
+from sglang_hybrid.memory.outlook import Outlook
 from sglang_hybrid.memory.sizing import Sizing
 
 _RETURN_BAND = 64  # a 64th of the budget may stay idle without being given back
@@ -50,7 +48,7 @@ class Arena:
         self.pooled = PooledBacking(driver, [], sizing.granule_bytes, sizing.total)
         self.backing = MeteredBacking(self.pooled, clock, processor_clock)
         self.grown = Meter(clock, processor_clock)  # what a request waits for when a column comes into use
-        self.prefiller: Prefiller | None = None
+        self.prefaulter: Prefaulter | None = None
         returns = ReturnConfig(idle=idle_s, band=sizing.total // _RETURN_BAND)
         self.budget = Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns)
         self.supplies: dict[str, Supply] = {}
@@ -59,18 +57,18 @@ class Arena:
         self.settled_s = self.used_s = clock()
         self._checked_s = -1.0
 
-    def create_ahead(self, setup: Callable[[], None] | None = None) -> None:
-        """From now on a thread creates physical memory before it is needed; see Prefiller."""
-        self.prefiller = Prefiller(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
-        self.prefiller.start()
+    def start_prefault(self, setup: Callable[[], None] | None = None) -> None:
+        """From now on a thread creates physical memory before it is needed; see Prefaulter."""
+        self.prefaulter = Prefaulter(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
+        self.prefaulter.start()
 
     def open(self, layout: Layout) -> tuple[Supply, int]:
         """Reserve the addresses of one more pool: its supply, and the number of its first plane."""
         if not layout.exclusive:
             raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
         first_plane = self.pooled.add_planes(layout.plane_granules)
-        pool = Pool(layout, self.budget, first_plane, by_index=self.ranks is not None)
-        supply = Supply(pool, self.device, self.tidy, self.grown, self.ranks)
+        pool = self.budget.add_pool(layout, first_plane, by_index=self.ranks is not None)
+        supply = Supply(self.budget, pool, self.device, self.tidy, self.grown, self.ranks)
         self.supplies[layout.name] = supply
         return supply, first_plane
 
@@ -81,9 +79,8 @@ class Arena:
 
     def sort(self) -> None:
         """Put every free page on the books of its column, and note the high-water marks before."""
-        books = [supply.pool.books for supply in self.supplies.values()]
-        self.most_used = max(self.most_used, sum(book.used_granules for book in books))
-        self.most_mapped = max(self.most_mapped, sum(book.mapped_granules for book in books))
+        self.most_used = max(self.most_used, self.budget.used)
+        self.most_mapped = max(self.most_mapped, self.budget.mapped)
         now = self.clock()
         for supply in self.supplies.values():
             supply.pool.now = now
@@ -99,21 +96,21 @@ class Arena:
         return short
 
     def _shortfall(self, pages: Mapping[str, int]) -> int | None:
-        """The same by the books as they stand."""
+        """The same by the columns as they stand."""
         wanted = 0
         for name, supply in self.supplies.items():
-            columns = self._columns_for(name, pages)
-            books = supply.pool.books
-            if columns > len(books.state) - books.live_columns:
+            wanted_columns = self._columns_for(name, pages)
+            columns = supply.pool.columns
+            if wanted_columns > len(columns.state) - columns.live_columns:
                 return None
-            wanted += books.used_granules + columns * books.column_granules
+            wanted += columns.used_granules + wanted_columns * columns.column_granules
         return max(0, wanted - self.budget.total)
 
     def crowded(self, pages: Mapping[str, int]) -> str:
         """The kind that has no addresses for its `pages` until some of its own are freed."""
         for name, supply in self.supplies.items():
-            books = supply.pool.books
-            if self._columns_for(name, pages) > len(books.state) - books.live_columns:
+            columns = supply.pool.columns
+            if self._columns_for(name, pages) > len(columns.state) - columns.live_columns:
                 return name
         raise InvariantError(f"every kind has addresses for its pages: {dict(pages)}")
 
@@ -125,18 +122,16 @@ class Arena:
     def possible(self, pages: Mapping[str, int], gone: Mapping[str, torch.Tensor]) -> bool:
         """Whether the supplies could hold `pages` if the distinct pages `gone` of each kind were evicted."""
         self.tidy()
-        entries = []
-        for key, (name, ids) in enumerate(gone.items()):
+        outlook = Outlook(self.budget)
+        for name, ids in gone.items():
             if ids.numel():
-                numbers = ids.cpu().numpy()
-                pool = self.supplies[name].pool
-                entries.append(Entry(key, name, numbers, 0.0, 1, pool.count_by_column(numbers)))
+                outlook.without(name, self.supplies[name].pool.count_by_column(ids.cpu().numpy()))
         lacking = {
             name: max(0, count - len(self.supplies[name].held))
             for name, count in pages.items()
             if name in self.supplies
         }
-        return Outlook(self.budget, entries).fits(lacking)
+        return outlook.fits(lacking)
 
     def reserve(self, pages: Mapping[str, int]) -> bool:
         """Hold `pages` of every kind, mapped, or none beyond what was held."""
@@ -163,7 +158,7 @@ class Arena:
             self.release_held()  # otherwise at the begin of a pass: ranks settle at different times
         self.sort()
         given = self.budget.settle(now, _BATCH)
-        keep = 0 if self.prefiller is None or now - self.used_s >= self.idle_s else self.prefiller.pooled
+        keep = 0 if self.prefaulter is None or now - self.used_s >= self.idle_s else self.prefaulter.pooled
         self.backing.trim(max(keep, self.pooled.at_hand - _BATCH))
         return given >= _BATCH or self.pooled.at_hand > keep
 

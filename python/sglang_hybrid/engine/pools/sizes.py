@@ -59,7 +59,7 @@ def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -
             sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic, time.thread_time, group
         )
     )
-    arena.create_ahead(None if device.type == "cpu" else lambda: torch.cuda.set_device(_index(device)))
+    arena.start_prefault(None if device.type == "cpu" else lambda: torch.cuda.set_device(_index(device)))
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)
     token_bytes = sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes
     logger.info(

@@ -10,6 +10,7 @@ import torch
 
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.engine.pools.ranks import Ranks
+from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.meter import Meter
 from sglang_hybrid.memory.pool import Pool
 
@@ -27,8 +28,15 @@ class Supply:
     """
 
     def __init__(
-        self, pool: Pool, device: torch.device, tidy: Callable[[], None], grown: Meter, ranks: Ranks | None = None
+        self,
+        budget: Budget,
+        pool: Pool,
+        device: torch.device,
+        tidy: Callable[[], None],
+        grown: Meter,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.budget = budget
         self.pool = pool
         self.device = device
         self.held = _NONE
@@ -48,7 +56,7 @@ class Supply:
     def available(self) -> int:
         """Pages that could be had now without evicting anything, taking all free memory of the budget."""
         self._tidy()
-        return len(self.held) + self.pool.budget.obtainable(self.pool)
+        return len(self.held) + self.budget.obtainable(self.pool)
 
     @property
     def at_hand(self) -> int:
@@ -98,13 +106,13 @@ class Supply:
 
     def census(self) -> dict[str, Any]:
         """Pages by owner, and how full the columns in use are."""
-        books = self.pool.books
-        live_pages = books.live_columns * self.pool.layout.column_pages
+        columns = self.pool.columns
+        live_pages = columns.live_columns * self.pool.layout.column_pages
         return {
             "taken": self.taken,
             "held": len(self.held),
-            "granules": books.used_granules,
-            "free_granules": books.mapped_granules - books.used_granules,
+            "granules": columns.used_granules,
+            "free_granules": columns.mapped_granules - columns.used_granules,
             "fragmentation": 1.0 - (self.pool.live_pages - self._returned_pages) / live_pages if live_pages else 0.0,
         }
 
@@ -120,7 +128,7 @@ class Supply:
             self._draw(short)
             return True
         before = len(self.held)
-        granules = self.pool.columns_for(short) * self.pool.books.column_granules
+        granules = self.pool.columns_for(short) * self.pool.columns.column_granules
         try:
             self._grown.timed(lambda: self._draw(short), granules)
             had = True

@@ -8,11 +8,11 @@ numbers, so it is part of this baseline.
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_hybrid.memory.study.geometry import KV, SLAB_ALIGNMENT_BYTES, STATE, Geometry, align_up
-from sglang_hybrid.memory.study.published import PerLayer
-from sglang_hybrid.memory.study.recency import Recency
-from sglang_hybrid.memory.study.store import TailStore
-from sglang_hybrid.memory.study.workloads import Request
+from avmp.geometry import KV, SLAB_ALIGNMENT_BYTES, STATE, Geometry, align_up
+from avmp.published import PerLayer
+from avmp.recency import Recency
+from avmp.store import TailStore
+from avmp.workloads import Request
 
 _NOBODY = -1
 

@@ -1,15 +1,14 @@
 import numpy as np
 import pytest
 
+from avmp.demand import Demand, Growth
+from avmp.elastic import Elastic
+from avmp.limits import LimitedBudget
+from avmp.pressure import AvmpConfig
+from avmp.rebalance import Avmp, Transfer, apply, split
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
-from sglang_hybrid.memory.budget import Budget
-from sglang_hybrid.memory.demand import Demand, Growth
-from sglang_hybrid.memory.elastic import Elastic
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
-from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.rebalance import Avmp, Transfer, apply, split
 
 G = 1024
 
@@ -22,10 +21,10 @@ def build(total=12, capacity=None, state_planes=STATE, limits=None, **kwargs):
     kv = Layout("kv", (Planes("kv", 2, 64),), slots=16 * 64, granule_bytes=G)
     state = Layout("state", state_planes, slots=64, granule_bytes=G)
     backing = LedgerBacking([*kv.plane_granules, *state.plane_granules], capacity)
-    budget = Budget(total * G, G, backing, limits)
+    budget = LimitedBudget(total * G, G, backing, limits)
     first = first_planes([kv, state])
-    Pool(kv, budget, first[0])
-    Pool(state, budget, first[1])
+    budget.add_pool(kv, first[0])
+    budget.add_pool(state, first[1])
     return Elastic(budget, **kwargs)
 
 
@@ -239,6 +238,7 @@ def test_idle_memory_is_returned():
     elastic = build(total=12)
     lease, _ = elastic.admit(1, Demand({"kv": 32, "state": 1}))
     elastic.finish(lease)
+    elastic.budget.sort()
     assert elastic.budget.free == 8
     for _ in range(1001):
         elastic.settle()

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from avmp.handles import HandleTable, tag_of
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.memory.handles import HandleTable, tag_of
 
 
 def test_a_handle_is_32_bits_of_tag_and_page_and_survives_a_move():

@@ -13,12 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
+from avmp.geometry import KV, STATE, Geometry
+from avmp.published import TwoStores
+from avmp.store import Pages
+from avmp.workloads import Request
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.memory.layout import Layout
-from sglang_hybrid.memory.study.geometry import KV, STATE, Geometry
-from sglang_hybrid.memory.study.published import TwoStores
-from sglang_hybrid.memory.study.store import Pages
-from sglang_hybrid.memory.study.workloads import Request
 
 
 class Server(Protocol):

@@ -7,7 +7,7 @@ from sglang_hybrid.core.errors import HybridError
 from sglang_hybrid.device.backing import PooledBacking
 
 
-class Prefiller:
+class Prefaulter:
     """Keeps `pooled` unmapped granules ready in `backing`, which wakes it when half of them were taken.
 
     Use it as a context manager, or `start` and `stop` it. `setup` runs first on its thread (a GPU wants its context
@@ -23,7 +23,7 @@ class Prefiller:
         self._changed = threading.Condition()
         self._asked = self._served = 0  # wakes so far, and how many of them have been served
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="granule-prefill", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="granule-prefault", daemon=True)
 
     def start(self) -> None:
         """Begin, and fill the pool up for the first time."""
@@ -39,7 +39,7 @@ class Prefiller:
             self._changed.notify_all()
         self._thread.join()
 
-    def __enter__(self) -> "Prefiller":
+    def __enter__(self) -> "Prefaulter":
         self.start()
         return self
 
@@ -71,7 +71,7 @@ class Prefiller:
                     return
                 asked = self._asked
             try:
-                self.backing.prefill(self.pooled)
+                self.backing.prefault(self.pooled)
                 self.error = None
             except HybridError as error:
                 self.error = error

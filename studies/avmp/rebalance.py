@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from avmp.limits import LimitedBudget, page_bytes
+from avmp.pressure import AvmpConfig, PressureMonitor
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.pool import Pool
-from sglang_hybrid.memory.pressure import AvmpConfig, PressureMonitor
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Transfer:
 class RebalancePolicy(Protocol):
     """Asked once after a pool was refused memory."""
 
-    def decide(self, budget: Budget) -> Transfer | None:
+    def decide(self, budget: LimitedBudget) -> Transfer | None:
         """The transfer to make, or None; `budget.refused` names the pool that came short."""
         ...
 
@@ -29,7 +29,7 @@ class RebalancePolicy(Protocol):
 class OnDemand:
     """No split, so nothing to move: a granule belongs to whoever uses it. Also the policy of a static split."""
 
-    def decide(self, budget: Budget) -> Transfer | None:
+    def decide(self, budget: LimitedBudget) -> Transfer | None:
         """See RebalancePolicy."""
         return None
 
@@ -44,7 +44,7 @@ class Avmp:
         self.monitor = PressureMonitor(config)
         self._names = (kv, state)
 
-    def decide(self, budget: Budget) -> Transfer | None:
+    def decide(self, budget: LimitedBudget) -> Transfer | None:
         """See RebalancePolicy."""
         if budget.refused not in self._names:
             return None
@@ -53,13 +53,13 @@ class Avmp:
         donor, recipient = (state, kv) if budget.refused == kv.name else (kv, state)
         if not self.monitor.start(_unused_fraction(budget, donor)):
             return None
-        unit_bytes = donor.layout.page_slots * donor.layout.slot_bytes
+        unit_bytes = page_bytes(donor.layout)
         granules = max(1, self.monitor.config.batch_units * unit_bytes // budget.granule_bytes)
         spare = budget.limits[donor.name] - donor.columns.used_granules
         return Transfer(donor.name, recipient.name, granules) if granules <= spare else None
 
 
-def split(budget: Budget, state_fraction: float, kv: str = "kv", state: str = "state") -> dict[str, int]:
+def split(budget: LimitedBudget, state_fraction: float, kv: str = "kv", state: str = "state") -> dict[str, int]:
     """Limits in granules: `state` gets its fraction of `budget`, `kv` the rest, as with SGLang's static ratio."""
     if not 0.0 < state_fraction < 1.0:
         raise ConfigError(f"the state share of the memory must lie between 0 and 1: {state_fraction}")
@@ -67,7 +67,7 @@ def split(budget: Budget, state_fraction: float, kv: str = "kv", state: str = "s
     return {kv: budget.total - granules, state: granules}
 
 
-def apply(budget: Budget, transfer: Transfer) -> None:
+def apply(budget: LimitedBudget, transfer: Transfer) -> None:
     """Carry `transfer` out. Raises ConfigError if the donor uses what it should give."""
     donor = budget.pools[transfer.donor]
     left = budget.limits[transfer.donor] - transfer.granules
@@ -77,6 +77,6 @@ def apply(budget: Budget, transfer: Transfer) -> None:
     budget.limits[transfer.recipient] += transfer.granules
 
 
-def _unused_fraction(budget: Budget, pool: Pool) -> float:
+def _unused_fraction(budget: LimitedBudget, pool: Pool) -> float:
     limit = budget.limits[pool.name]
     return 1.0 - pool.columns.used_granules / limit if limit else 0.0

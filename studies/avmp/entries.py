@@ -1,7 +1,7 @@
 """Cached pages that outlive their request: who may be evicted, and at what loss."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,6 @@ class Entries:
         if self.locked(key) or key not in self._entries:
             raise InvariantError(f"remove only entries that exist and that nobody reads: {key}")
         return self._entries.pop(key)
-
-    def revalue(self, key: int, value: float) -> None:
-        """Set the cache's new score of `key`."""
-        self._entries[key] = replace(self._entries[key], value=value)
 
     def lock(self, key: int) -> None:
         """Protect `key` from eviction until as many unlocks."""

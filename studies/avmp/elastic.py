@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from avmp.demand import Demand, EntryOutlook, plan_eviction
+from avmp.entries import Entries, Entry
+from avmp.lease import NO_PAGES, Lease, Pages, outstanding, union
+from avmp.limits import LimitedBudget, page_bytes
+from avmp.rebalance import OnDemand, RebalancePolicy, apply
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
-from sglang_hybrid.memory.budget import Budget
-from sglang_hybrid.memory.demand import Demand, Outlook, plan_eviction
-from sglang_hybrid.memory.entries import Entries, Entry
-from sglang_hybrid.memory.lease import NO_PAGES, Lease, Pages, outstanding, union
-from sglang_hybrid.memory.rebalance import OnDemand, RebalancePolicy, apply
+from sglang_hybrid.memory.layout import Layout
 
 
 class Elastic:
@@ -27,7 +28,7 @@ class Elastic:
     """
 
     def __init__(
-        self, budget: Budget, smallest: Demand | None = None, rebalance: RebalancePolicy | None = None
+        self, budget: LimitedBudget, smallest: Demand | None = None, rebalance: RebalancePolicy | None = None
     ) -> None:
         self.budget = budget
         self.entries = Entries()
@@ -52,7 +53,7 @@ class Elastic:
         first = {}
         for name, pool in self.budget.pools.items():
             now, later = demand.now.get(name, 0), demand.later.get(name, 0)
-            lease.later[name] = lease.promised[name] = later if pool.columns.exclusive else 0
+            lease.later[name] = lease.promised[name] = later if pool.layout.exclusive else 0
             lease.pages[name] = lease.spare[name] = NO_PAGES
             first[name] = now + later - lease.promised[name]
         lease.pending = first
@@ -60,7 +61,8 @@ class Elastic:
             self.entries.lock(key)
         try:
             evicted = self._secure(first, [*self.leases.values(), lease])
-            for name in sorted(first, key=lambda name: self.budget.pools[name].columns.exclusive):
+            self.budget.sort()  # pages of evicted entries may have emptied columns
+            for name in sorted(first, key=lambda name: self.budget.pools[name].layout.exclusive):
                 taken = self.budget.pools[name].alloc(first[name])
                 now = demand.now.get(name, 0)
                 lease.pages[name], lease.spare[name] = taken[:now], taken[now:]
@@ -114,7 +116,7 @@ class Elastic:
                 )
         for key, (name, pages, value) in (keep or {}).items():
             pool = self.budget.pools[name]
-            size_bytes = len(pages) * pool.layout.page_slots * pool.layout.slot_bytes
+            size_bytes = len(pages) * page_bytes(pool.layout)
             self.entries.add(Entry(key, name, pages, value, size_bytes, pool.count_by_column(pages)))
             lease.pages[name] = np.setdiff1d(lease.pages[name], pages)
         del self.leases[lease.request_id]
@@ -143,13 +145,13 @@ class Elastic:
             if len(pages) + pool.layout.pinned_pages != pool.live_pages or len(np.unique(pages)) != len(pages):
                 raise InvariantError(f"pages of pool {name!r} are held twice or by nobody: {pool.live_pages}")
         promised = outstanding(list(self.leases.values()), list(self.budget.pools), self.step)
-        if not Outlook(self.budget, self.entries.evictable()).fits(promised):
+        if not EntryOutlook(self.budget, self.entries.evictable()).fits(promised):
             raise InvariantError(f"promises cannot be met: {promised}")
 
     def _secure(self, first: Mapping[str, int], leases: Sequence[Lease]) -> list[int]:
         """Evict what `first` needs now, if all of `leases` can then still end; the keys evicted."""
         whole = {name: sum(lease.promised[name] for lease in leases) for name in self.budget.pools}
-        if Outlook(self.budget).fits(union(first, whole)):
+        if EntryOutlook(self.budget).fits(union(first, whole)):
             return []
         candidates = self.entries.evictable()
         possible = self._possible(first, leases, candidates)
@@ -158,7 +160,7 @@ class Elastic:
             if transfer is not None:
                 apply(self.budget, transfer)
                 possible = self._possible(first, leases, candidates)
-        chosen = plan_eviction(Outlook(self.budget), first, candidates) if possible else None
+        chosen = plan_eviction(EntryOutlook(self.budget), first, candidates) if possible else None
         if chosen is None:
             raise PoolExhausted(f"wait for a running request to end; the budget is in use: {dict(first)}")
         for entry in chosen:
@@ -167,7 +169,7 @@ class Elastic:
 
     def _possible(self, first: Mapping[str, int], leases: Sequence[Lease], candidates: Sequence[Entry]) -> bool:
         """Whether `first` and every promise of `leases` would fit without `candidates`; the cheap answer first."""
-        outlook = Outlook(self.budget, candidates)
+        outlook = EntryOutlook(self.budget, candidates)
         if outlook.fits(first):
             whole = outstanding(leases, list(self.budget.pools), self.step)
             if outlook.fits(union(first, whole)):
@@ -184,7 +186,7 @@ class Elastic:
         for name, pool in self.budget.pools.items():
             pages = demand.now.get(name, 0) + demand.later.get(name, 0) + pool.layout.pinned_pages
             columns = -(-pages // pool.layout.column_pages)
-            granules = pool.columns.least(columns) if columns <= pool.layout.columns else self.budget.total + 1
+            granules = _least(pool.layout, columns) if columns <= pool.layout.columns else self.budget.total + 1
             fixed = self.budget.limits.get(name) if isinstance(self.rebalance, OnDemand) else None
             if fixed is not None and granules > fixed:
                 raise ConfigError(f"raise the share of pool {name!r}, too small for one request: {fixed} granules")
@@ -208,3 +210,8 @@ class Elastic:
             pool.free(np.concatenate([lease.pages[name], lease.spare[name]]))
             lease.pages[name] = lease.spare[name] = NO_PAGES
             lease.promised[name] = 0
+
+
+def _least(layout: Layout, columns: int) -> int:
+    """Granules that `columns` columns of an empty pool use: the first ones, side by side."""
+    return sum(planes.count * layout.span(planes, columns - 1)[1] for planes in layout.planes) if columns else 0

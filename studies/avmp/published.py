@@ -10,13 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
+from avmp.geometry import KV, SLAB_ALIGNMENT_BYTES, STATE, Geometry, align_up
+from avmp.handles import Handles, HandleTable
+from avmp.pressure import AvmpConfig, PressureMonitor
+from avmp.recency import Recency
+from avmp.store import TailStore
+from avmp.workloads import Request
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.memory.handles import Handles, HandleTable
-from sglang_hybrid.memory.pressure import AvmpConfig, PressureMonitor
-from sglang_hybrid.memory.study.geometry import KV, SLAB_ALIGNMENT_BYTES, STATE, Geometry, align_up
-from sglang_hybrid.memory.study.recency import Recency
-from sglang_hybrid.memory.study.store import TailStore
-from sglang_hybrid.memory.study.workloads import Request
 
 
 class Allocator(Protocol):

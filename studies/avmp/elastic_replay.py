@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable
 
+from avmp.demand import Demand, Growth
+from avmp.elastic import Elastic
+from avmp.geometry import Geometry
+from avmp.lease import Lease
+from avmp.limits import LimitedBudget
+from avmp.workloads import Request
 from sglang_hybrid.core.errors import ConfigError, PoolExhausted
 from sglang_hybrid.memory.backing import LedgerBacking
-from sglang_hybrid.memory.budget import Budget
-from sglang_hybrid.memory.demand import Demand, Growth
-from sglang_hybrid.memory.elastic import Elastic
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.lease import Lease
-from sglang_hybrid.memory.pool import Pool
-from sglang_hybrid.memory.study.geometry import Geometry
-from sglang_hybrid.memory.study.workloads import Request
 
 Layouts = Callable[[Geometry, int, int], list[Layout]]
 
@@ -50,7 +49,7 @@ def page_major(geometry: Geometry, total_bytes: int, granule_bytes: int) -> list
 
 
 class ElasticReplay:
-    """Allocator (see `study.published`) and queue server over Elastic with `layouts`."""
+    """Allocator (see `avmp.published`) and queue server over Elastic with `layouts`."""
 
     def __init__(
         self,
@@ -67,9 +66,9 @@ class ElasticReplay:
         self._lockstep = lockstep
         self._pages_apart = layouts is per_layer_pages
         backing = LedgerBacking([size for layout in chosen for size in layout.plane_granules])
-        self.budget = Budget(total_bytes, granule_bytes, backing)
+        self.budget = LimitedBudget(total_bytes, granule_bytes, backing)
         for layout, first in zip(chosen, first_planes(chosen), strict=True):
-            Pool(layout, self.budget, first)
+            self.budget.add_pool(layout, first)
         self.elastic = Elastic(self.budget)
         self.peak_mapped = 0
         self._leases: dict[int, Lease] = {}

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from avmp.entries import Entry
+from avmp.limits import LimitedBudget
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.memory.budget import Budget
-from sglang_hybrid.memory.entries import Entry
+from sglang_hybrid.memory.outlook import Outlook
 
 
 @dataclass(frozen=True)
@@ -41,56 +42,38 @@ class Demand:
             raise ConfigError(f"a request cannot need a negative number of pages: {self}")
 
 
-class Outlook:
-    """The pools as they would be without some entries. Nothing is touched; each entry is one increment."""
+class EntryOutlook(Outlook):
+    """An Outlook without some entries, under the budget's limits."""
 
-    def __init__(self, budget: Budget, gone: Iterable[Entry] = ()) -> None:
+    def __init__(self, budget: LimitedBudget, gone: Iterable[Entry] = ()) -> None:
+        super().__init__(budget)
         self.short: str | None = None  # the pool whose limit the last `fits` ran into
-        self._budget = budget
-        for pool in budget.pools.values():
-            pool.sort()
-        self._room = {name: pool.room for name, pool in budget.pools.items()}
-        self._emptied: dict[str, set[int]] = {name: set() for name in budget.pools}
-        self._gone: dict[tuple[str, int], int] = {}  # pages of a column that would be freed
+        self._limits = budget.limits
         for entry in gone:
-            self.without(entry)
+            self.evict(entry)
 
-    def without(self, entry: Entry) -> None:
+    def evict(self, entry: Entry) -> None:
         """Suppose `entry` evicted."""
-        self._shift(entry, 1)
+        self._shift(entry.pool, entry.by_column, 1)
 
     def keep(self, entry: Entry) -> None:
         """Take the supposition about `entry` back."""
-        self._shift(entry, -1)
-
-    def _shift(self, entry: Entry, sign: int) -> None:
-        pool = self._budget.pools[entry.pool]
-        emptied = self._emptied[entry.pool]
-        for column, count in entry.by_column:
-            place = entry.pool, column
-            self._gone[place] = self._gone.get(place, 0) + sign * count
-            was, empty = column in emptied, self._gone[place] == pool.live_in(column)
-            self._room[entry.pool] += sign * count + pool.layout.column_pages * (was - empty)
-            if empty:
-                emptied.add(column)
-            else:
-                emptied.discard(column)
+        self._shift(entry.pool, entry.by_column, -1)
 
     def fits(self, pages: Mapping[str, int]) -> bool:
-        """Whether every pool could then give these many pages, all at once."""
+        """See Outlook; no pool may exceed its limit."""
         used = 0
         self.short = None
-        for name, pool in self._budget.pools.items():
-            columns = -(-max(0, pages.get(name, 0) - self._room[name]) // pool.columns.layout.column_pages)
-            granules = pool.columns.used_after(self._emptied[name], columns)
-            if granules is None or granules > self._budget.limits.get(name, self._budget.total):
+        for name in self._budget.pools:
+            granules = self._used_after(name, pages.get(name, 0))
+            if granules is None or granules > self._limits.get(name, self._budget.total):
                 self.short = name
                 return False
             used += granules
         return used <= self._budget.total
 
 
-def plan_eviction(outlook: Outlook, pages: Mapping[str, int], candidates: Sequence[Entry]) -> list[Entry] | None:
+def plan_eviction(outlook: EntryOutlook, pages: Mapping[str, int], candidates: Sequence[Entry]) -> list[Entry] | None:
     """Entries to evict so that `pages` fit, from `candidates` in order of increasing loss; None if all do not suffice.
 
     Takes the cheapest until it fits, then spares, dearest first, each that turned out not to be needed: freeing KV
@@ -100,7 +83,7 @@ def plan_eviction(outlook: Outlook, pages: Mapping[str, int], candidates: Sequen
     for entry in candidates:
         if outlook.fits(pages):
             break
-        outlook.without(entry)
+        outlook.evict(entry)
         chosen.append(entry)
     if not outlook.fits(pages):
         return None
@@ -108,6 +91,6 @@ def plan_eviction(outlook: Outlook, pages: Mapping[str, int], candidates: Sequen
     for entry in reversed(chosen):
         outlook.keep(entry)
         if not outlook.fits(pages):
-            outlook.without(entry)
+            outlook.evict(entry)
             needed.append(entry)
     return needed[::-1]

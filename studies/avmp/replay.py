@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_hybrid.memory.study.geometry import Geometry
-from sglang_hybrid.memory.study.published import Allocator
-from sglang_hybrid.memory.study.workloads import Request
+from avmp.geometry import Geometry
+from avmp.published import Allocator
+from avmp.workloads import Request
 
 _DEPART, _GROW, _ARRIVE = range(3)
 _SAMPLE_EVENTS = 100

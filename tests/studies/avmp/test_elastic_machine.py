@@ -6,75 +6,18 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from paper_driver import GRANULE as G
+from paper_driver import PaperDriver, mapped_granules
 
+from avmp.demand import Demand, Growth
+from avmp.elastic import Elastic
+from avmp.limits import LimitedBudget
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
-from sglang_hybrid.memory.budget import Budget, ReturnConfig
-from sglang_hybrid.memory.demand import Demand, Growth
-from sglang_hybrid.memory.elastic import Elastic
+from sglang_hybrid.memory.budget import ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
-from sglang_hybrid.memory.pool import Pool
 
-G = 1024
 TOTAL = 20
-
-
-class PaperDriver:
-    """Driver rules on paper: sets of reserved ranges, handles and mappings; one call can be told to fail."""
-
-    name = "paper"
-    granularity_bytes = G
-
-    def __init__(self):
-        self.handles, self.mapped, self.reserved = set(), {}, {}
-        self.failing = None
-        self._ids, self._addresses = itertools.count(1), itertools.count(1 << 20, 1 << 20)
-
-    def _maybe_fail(self, method):
-        if self.failing and self.failing[0] == method:
-            left = self.failing[1]
-            self.failing = (method, left - 1) if left else None
-            if not left:
-                raise PoolExhausted(f"injected into {method}: 0")
-
-    def available_bytes(self):
-        return 1 << 40
-
-    def reserve(self, size_bytes, alignment_bytes):
-        address = next(self._addresses)
-        self.reserved[address] = size_bytes
-        return address
-
-    def free_reservation(self, address, size_bytes):
-        assert self.reserved.pop(address) == size_bytes
-        assert not any(address <= at < address + size_bytes for at in self.mapped)
-
-    def create(self, size_bytes):
-        self._maybe_fail("create")
-        handle = next(self._ids)
-        self.handles.add(handle)
-        return handle
-
-    def release(self, handle, size_bytes):
-        assert handle not in self.mapped.values()
-        self.handles.remove(handle)
-
-    def map(self, address, size_bytes, handle):
-        self._maybe_fail("map")
-        assert handle in self.handles
-        assert handle not in self.mapped.values()
-        assert address not in self.mapped
-        self.mapped[address] = handle
-
-    def allow(self, address, size_bytes):
-        self._maybe_fail("allow")
-        assert all(at in self.mapped for at in range(address, address + size_bytes, G))
-
-    def unmap(self, address, size_bytes, handle):
-        assert self.mapped.pop(address) == handle
-
-    def synchronize(self):
-        pass
 
 
 class ElasticMachine(RuleBasedStateMachine):
@@ -87,9 +30,10 @@ class ElasticMachine(RuleBasedStateMachine):
         state = Layout("state", (Planes("temporal", 2, G), conv), slots=10, granule_bytes=G)
         self.driver = PaperDriver()
         self.backing = PooledBacking(self.driver, [*kv.plane_granules, *state.plane_granules], G, limit=TOTAL)
-        self.budget = Budget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=5, keep=2, band=2))
-        first = first_planes([kv, state])
-        self.pools = {"kv": Pool(kv, self.budget, first[0]), "state": Pool(state, self.budget, first[1])}
+        self.budget = LimitedBudget(TOTAL * G, G, self.backing, returns=ReturnConfig(idle=5, band=4))
+        layouts = [kv, state]
+        self.first_planes = dict(zip(("kv", "state"), first_planes(layouts), strict=True))
+        self.pools = {each.name: self.budget.add_pool(each, self.first_planes[each.name]) for each in layouts}
         self.elastic = Elastic(self.budget)
         self.held = {}  # request -> pool -> set of pages
         self.kept = {}  # entry key -> (pool, set of pages)
@@ -179,14 +123,6 @@ class ElasticMachine(RuleBasedStateMachine):
         self.elastic.evict(key)
         del self.kept[key]
 
-    @rule(count=st.integers(1, 3), pool=st.sampled_from(["kv", "state"]))
-    def prepare(self, count, pool):
-        try:
-            self.budget.prepare(self.pools[pool], count)
-        except PoolExhausted as error:
-            if "injected" not in str(error):
-                raise AssertionError("preparing takes only what is there") from error
-
     @rule(keep=st.integers(0, 4))
     def idle(self, keep):
         self.elastic.settle()
@@ -203,9 +139,9 @@ class ElasticMachine(RuleBasedStateMachine):
         assert {entry.key: (entry.pool, set(entry.pages.tolist())) for entry in self.elastic.entries} == self.kept
         assert self.budget.free + self.budget.used + self.budget.unmapped == TOTAL
         wanted = {
-            self.backing.address(run.plane, run.first)
-            for pool in self.pools.values()
-            for run in pool.columns.mapped_runs()
+            self.backing.address(*at)
+            for name, pool in self.pools.items()
+            for at in mapped_granules(pool, self.first_planes[name])
         }
         assert set(self.driver.mapped) == wanted
         assert self.budget.mapped == len(wanted)

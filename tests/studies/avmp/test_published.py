@@ -2,14 +2,14 @@
 
 import pytest
 
+from avmp.geometry import GEOMETRIES, KV, STATE, Geometry, align_up
+from avmp.padded import PaddedUnified
+from avmp.pressure import AvmpConfig, Pressure, PressureMonitor
+from avmp.published import TwoStores
+from avmp.replay import replay
+from avmp.store import TailStore
+from avmp.workloads import generate
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.memory.pressure import AvmpConfig, Pressure, PressureMonitor
-from sglang_hybrid.memory.study.geometry import GEOMETRIES, KV, STATE, Geometry, align_up
-from sglang_hybrid.memory.study.padded import PaddedUnified
-from sglang_hybrid.memory.study.published import TwoStores
-from sglang_hybrid.memory.study.replay import replay
-from sglang_hybrid.memory.study.store import TailStore
-from sglang_hybrid.memory.study.workloads import generate
 
 JAMBA, MAMBA2 = GEOMETRIES["jamba_1_5_mini"], GEOMETRIES["mamba2_1b3"]
 GIB = 1 << 30

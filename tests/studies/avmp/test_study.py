@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
+from avmp.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
+from avmp.geometry import GEOMETRIES
+from avmp.intervals import paired_delta, paired_ratio
+from avmp.pressure import AvmpConfig
+from avmp.published import TwoStores
+from avmp.queue import ByteGranular, ColumnGranular, StoresServer, serve
+from avmp.replay import replay
+from avmp.workloads import Request, generate, sharegpt_prompts
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.memory.pressure import AvmpConfig
-from sglang_hybrid.memory.study.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
-from sglang_hybrid.memory.study.geometry import GEOMETRIES
-from sglang_hybrid.memory.study.intervals import paired_delta, paired_ratio
-from sglang_hybrid.memory.study.published import TwoStores
-from sglang_hybrid.memory.study.queue import ByteGranular, ColumnGranular, StoresServer, serve
-from sglang_hybrid.memory.study.replay import replay
-from sglang_hybrid.memory.study.workloads import Request, generate, sharegpt_prompts
 
 JAMBA, MAMBA2 = GEOMETRIES["jamba_1_5_mini"], GEOMETRIES["mamba2_1b3"]
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_hybrid.memory.demand import Growth
+from avmp.demand import Growth
 
 Pages = NDArray[np.int64]
 NO_PAGES: Pages = np.empty(0, dtype=np.int64)
