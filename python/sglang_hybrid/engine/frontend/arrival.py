@@ -23,7 +23,7 @@ from sglang_hybrid.engine.frontend.sampling import require_params
 _PER_PROMPT = (
     "rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask", "sampling_logprobs_mode",
     "return_hidden_states", "lora_path", "custom_logit_processor", "extra_key", "cache_salt", "kv_hints",
-    "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 """One value for all prompts of a request, or a list with one for each."""
 
