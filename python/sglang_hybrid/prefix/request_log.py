@@ -4,9 +4,11 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 
 | line | meaning |
 | --- | --- |
-| `["arrive", request, s, namespace, restart, known, boundaries, tokens, positions, seen]` | a prefill began |
-| `["computed", request]` | it is cached |
+| `["arrive", request, s, namespace, restart, known, limit, boundaries, tokens, positions, seen]` | a prefill began |
+| `["computed", request]` | it is cached; behind `finish`: all of it that ever will be |
 | `["finish", request, s, length, tokens behind the input, kept]` | it ended, in mid-prefill if shorter than its input |
+| `["saved", request, positions]` | states of it are in the cache |
+| `["fit", states, tokens, bytes]`, `["flushed"]` | what the cache has to get along with; it was emptied |
 | `["put", pool, candidate...]`, `["discard", pool, id]` | what can be evicted |
 | `["victim", pool, s, id, alpha]` | what was |
 | `["seed", s, namespace, tokens]` | a hot prefix was announced |
@@ -31,12 +33,13 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.serving import TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.serving import NO_LIMIT, TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.shadow import UNLIMITED
 from sglang_hybrid.prefix.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -130,11 +133,21 @@ class RequestLog:
 class RecordedDecisions(Decisions):
     """Decisions that are written down as they are taken."""
 
-    def __init__(self, log: RequestLog, model: ModelSpec, admission: str, eviction: str, marconi_alpha: float) -> None:
-        super().__init__(model, admission, eviction, marconi_alpha)
+    def __init__(
+        self,
+        log: RequestLog,
+        model: ModelSpec,
+        admission: str,
+        eviction: str,
+        marconi_alpha: float,
+        grid: int = 1,
+        guarded: bool = True,
+    ) -> None:
+        super().__init__(model, admission, eviction, marconi_alpha, grid=grid, guarded=guarded)
         self._log = log
         costs = {key: value for key, value in asdict(model).items() if key in _COSTS}
-        log.write(VERSION, {"admission": admission, "eviction": eviction, "marconi_alpha": marconi_alpha, **costs})
+        choices = dict(zip(_CHOICES, (admission, eviction, marconi_alpha, grid, guarded), strict=True))
+        log.write(VERSION, {**choices, **costs})
 
     def arrive(
         self,
@@ -145,10 +158,13 @@ class RecordedDecisions(Decisions):
         known_tokens: int,
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
+        limit_tokens: int = NO_LIMIT,
     ) -> Arrival:
-        arrival = super().arrive(request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries)
+        arrival = super().arrive(
+            request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries, limit_tokens
+        )
         name, values = self._number(namespace), self._log.tokens(tokens)
-        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, boundaries)
+        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, limit_tokens, boundaries)
         self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
         return arrival
 
@@ -157,9 +173,22 @@ class RecordedDecisions(Decisions):
         self._log.write("computed", request_id)
 
     def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        n_input = arrival.key.size - 1
         super().finish(request_id, arrival, tokens, now, kept_tokens)
-        tail = self._log.tokens(tokens)[arrival.key.size - 1 :]
+        tail = self._log.tokens(tokens)[n_input:]
         self._log.write("finish", request_id, now, len(tokens), tail, kept_tokens)
+
+    def saved(self, request_id: str, arrival: Arrival, positions: list[int]) -> None:
+        super().saved(request_id, arrival, positions)
+        self._log.write("saved", request_id, positions)
+
+    def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
+        super().fit(states, kv_tokens, held_bytes)
+        self._log.write("fit", states, kv_tokens, held_bytes)
+
+    def flushed(self) -> None:
+        super().flushed()
+        self._log.write("flushed")
 
     def put(self, pool: Pool, candidate: Candidate) -> None:
         super().put(pool, candidate)
@@ -188,7 +217,8 @@ _COSTS = (
     "flops_per_token_pair",
     "context_tokens",
 )
-_SETTINGS = {*_COSTS, "admission", "eviction", "marconi_alpha"}
+_CHOICES = ("admission", "eviction", "marconi_alpha", "grid", "guarded")
+_SETTINGS = {*_COSTS, *_CHOICES}
 
 
 @dataclass
@@ -217,7 +247,7 @@ def _replay(path: Path, lines: Iterator[list[Any]]) -> Replayed:
             pass
         case _:
             raise ConfigError(f"not a request log of version {VERSION}: {path}")
-    choices = {key: settings.pop(key) for key in ("admission", "eviction", "marconi_alpha")}
+    choices = {key: settings.pop(key) for key in _CHOICES}
     if choices["marconi_alpha"] == TUNED:
         choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
     decisions = Decisions(ModelSpec(**settings), **choices)
@@ -253,11 +283,11 @@ def _lines(path: Path) -> Generator[list[Any], None, None]:
 
 def _arrive(
     decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], found: Replayed, where: str,
-    request: str, now: float, name: int, restart: int, known: int, boundaries: list[int], tokens: list[int],
+    request: str, now: float, name: int, restart: int, known: int, limit: int, boundaries: list[int], tokens: list[int],
     positions: list[int], seen: int,
 ) -> None:  # fmt: skip
     values = np.array(tokens, np.int32)
-    arrival = decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries))
+    arrival = decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries), limit)
     arrivals[request] = arrival, values
     found.requests += 1
     found.checkpoints += len(positions)
@@ -267,16 +297,35 @@ def _arrive(
         found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
 
 
-def _computed(decisions: Decisions, _: Any, __: Replayed, ___: str, request: str) -> None:
+def _computed(
+    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str, request: str
+) -> None:
     decisions.computed(request)
+    if request in arrivals and arrivals[request][0].ended:
+        del arrivals[request]
 
 
 def _finish(
     decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str,
     request: str, now: float, length: int, tail: list[int], kept: int,
 ) -> None:  # fmt: skip
-    arrival, values = arrivals.pop(request)
+    arrival, values = arrivals[request]
     decisions.finish(request, arrival, np.concatenate((values, np.array(tail, np.int32)))[:length], now, kept)
+
+
+def _saved(
+    decisions: Decisions, arrivals: dict[str, tuple[Arrival, Tokens]], _: Replayed, __: str,
+    request: str, positions: list[int],
+) -> None:  # fmt: skip
+    decisions.saved(request, arrivals[request][0], positions)
+
+
+def _fit(decisions: Decisions, _: Any, __: Replayed, ___: str, *limits: int) -> None:
+    decisions.fit(*limits)
+
+
+def _flushed(decisions: Decisions, _: Any, __: Replayed, ___: str) -> None:
+    decisions.flushed()
 
 
 def _put(decisions: Decisions, _: Any, __: Replayed, ___: str, pool: str, *candidate: Any) -> None:
@@ -304,5 +353,5 @@ def _seed(decisions: Decisions, _: Any, __: Replayed, ___: str, now: float, name
 
 _REPLAYS: dict[str, Callable[..., None]] = {
     "arrive": _arrive, "computed": _computed, "finish": _finish, "put": _put, "discard": _discard, "victim": _victim,
-    "seed": _seed,
+    "seed": _seed, "saved": _saved, "fit": _fit, "flushed": _flushed,
 }  # fmt: skip
