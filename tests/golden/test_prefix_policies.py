@@ -27,6 +27,7 @@ GOLDEN = {
     "marconi": 225_219,
     "marconi-paper": 221_388,
     "marconi-regret": 231_507,
+    "forecast-unguarded": 284_372,
     "forecast": 284_372,
     "marconi:0": 229_538,
     "marconi:1": 234_451,

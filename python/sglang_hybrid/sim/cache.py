@@ -1,6 +1,7 @@
 """Caches by policy name: the registry the simulator, the tuner and the benchmarks open caches from."""
 
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 
 from sglang_hybrid.core.errors import ConfigError
@@ -63,11 +64,12 @@ def _marconi_regret(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=feedback, guard=_guard(model))
 
 
-def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+def _forecast(model: ModelSpec, capacity_bytes: int, guarded: bool = True) -> PrefixCache:
     table = ReuseTable(PRIORS)
     index = ForecastIndex(Forecast(model, table))
     history = History(table, context_tokens=model.context_tokens)
-    return PrefixCache(model, capacity_bytes, Judicious(), index, history, bypass=True, guard=_guard(model))
+    guard = _guard(model) if guarded else None
+    return PrefixCache(model, capacity_bytes, Judicious(), index, history, bypass=True, guard=guard)
 
 
 def _guard(model: ModelSpec) -> Guard:
@@ -85,6 +87,7 @@ POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = Mappi
         "marconi": _marconi,
         "marconi-paper": _marconi_paper,
         "marconi-regret": _marconi_regret,
+        "forecast-unguarded": partial(_forecast, guarded=False),
         "forecast": _forecast,
     }
 )

@@ -26,17 +26,19 @@ _POOLS = (Pool.STATES, Pool.KV)
 
 
 class PoolPolicy(NamedTuple):
-    """How two pools are managed: admission and eviction of `Decisions`, or eviction by LRU."""
+    """How two pools are managed: admission and eviction of `Decisions`, with its guard or without, or LRU."""
 
     admission: str
     eviction: str
     lru: bool = False
+    guarded: bool = True
 
 
 POOL_POLICIES = {
     "pools:lru": PoolPolicy("marconi", "forecast", lru=True),
     "pools:recency": PoolPolicy("judicious", "forecast", lru=True),
     "pools:marconi": PoolPolicy("judicious", "marconi"),
+    "pools:forecast-unguarded": PoolPolicy("judicious", "forecast", guarded=False),
     "pools:forecast": PoolPolicy("judicious", "forecast"),
 }
 
@@ -50,7 +52,7 @@ class TwoPools:
         self._states, self._kv_tokens = states, kv_tokens
         self._model = model
         self.decisions = Decisions(
-            model, policy.admission, policy.eviction, grid=GRID, guarded=guarded and not policy.lru
+            model, policy.admission, policy.eviction, grid=GRID, guarded=guarded and policy.guarded and not policy.lru
         )
         self._lru: dict[Pool, VictimIndex] | None = {pool: RecencyQueues() for pool in _POOLS} if policy.lru else None
         self.tree: RadixTree = RadixTree()
@@ -155,8 +157,10 @@ class TwoPools:
             self.tree.changed[earlier.id] = earlier
 
     def _make_room(self, states: int, kv_tokens: int, now: float) -> bool:
-        """Evict until so much is free beside the tree; whether it is."""
-        most = {Pool.STATES: max(0, self._states - states), Pool.KV: max(0, self._kv_tokens - kv_tokens)}
+        """Evict until so much is free beside the tree; whether it is. What no pool could hold evicts nothing."""
+        most = {Pool.STATES: self._states - states, Pool.KV: self._kv_tokens - kv_tokens}
+        if min(most.values()) < 0:
+            return False
         tree, decisions = self.tree, self.decisions
         if tree.states > most[Pool.STATES] or tree.kv_tokens > most[Pool.KV]:
             decisions.fit(most[Pool.STATES], most[Pool.KV])

@@ -204,14 +204,14 @@ def test_without_a_guard_the_worst_order_is_beyond_the_bound_in_the_end(pools: b
     assert hits - account.lru < -account.bound
 
 
-def hot_after_cold(seed: int, requests: int = 300) -> Iterator[tuple[Tokens, int, bool]]:
+def hot_after_cold(seed: int, question: int = 0, requests: int = 300) -> Iterator[tuple[Tokens, int, bool]]:
     """30 prompts of 1,500 tokens twice, then five of 200 for ever: (tokens, input length, whether of the five)."""
     rng = np.random.default_rng(seed)
     cold, hot = ([text(rng, n) for _ in range(count)] for n, count in ((1500, 30), (200, 5)))
     answers = [text(rng, 16) for _ in range(35)]
     for i in range(60 + requests):
         late = i >= 60
-        prompt = hot[i % 5] if late else cold[i % 30]
+        prompt = np.concatenate((hot[i % 5] if late else cold[i % 30], text(rng, question)))
         yield np.concatenate((prompt, answers[30 + i % 5 if late else i % 30])), prompt.size, late
 
 
@@ -236,6 +236,23 @@ def test_a_hot_set_of_short_prompts_does_not_starve_behind_long_ones(policy: str
     )
     assert np.mean(alone[100:]) < 0.5
     assert min(guarded[100:]) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_one_budget_the_hot_set_is_served_behind_the_worst_order(seed: int) -> None:
+    """By itself the forecast serves it there; what the guard adds is that no order can fail to."""
+    last_hits = []
+    for guarded in (True, False):
+        guard = Guard(MODEL.kv_bytes_per_token, MODEL.checkpoint_bytes) if guarded else None
+        cache = PrefixCache(MODEL, 24 * 826_368, Judicious(), Worst(), History(ReuseTable(PRIORS)), guard=guard)
+        hits = []
+        for i, (tokens, n_input, _) in enumerate(hot_after_cold(seed, question=20)):
+            hits.append(cache.lookup(tokens[:n_input], i * 0.25))
+            cache.commit(tokens, n_input, i * 0.25)
+        cache.check()
+        last_hits.append(hits[-100:])
+    assert min(last_hits[0]) == 200
+    assert np.mean(last_hits[1]) < 100
 
 
 @pytest.mark.parametrize("policy", ["pools:forecast", "pools:marconi"])
