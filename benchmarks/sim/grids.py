@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from models import LAYER_MIXES, MARCONI, STATE_SIZES
 
-from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.sim.grid import Cell, Source, cells
 
 ALPHAS = ("marconi:0", "marconi:0.5", "marconi:1")
@@ -114,6 +114,23 @@ def arrivals() -> list[Cell]:
     return _grid(names, ("lru", "marconi", "forecast"), (40.0,))
 
 
+def shifts() -> list[Cell]:
+    """Phases whose past misleads; held-out seeds, one budget and two pools, with gaps that tell nothing as well."""
+    one = ("lru", "marconi", "forecast-unguarded", "forecast", "clairvoyant", "bound")
+    two = tuple(f"pools:{name}" for name in ("lru", "marconi", "forecast-unguarded", "forecast"))
+    plain = ("hotcold", "flips", "scans", "loops", "alternating", "drifts", "bursts", "shifting")
+    cases = [f"{name}?" for name in plain]
+    cases += [f"{name}?question_tokens=0&" for name in ("hotcold", "alternating", "scans")]
+    cases += [f"{name}?tick_s=1000000000&" for name in ("hotcold", "drifts", "shifting")]
+    found = []
+    for seed in HELD_OUT_SEEDS[:3]:
+        for case in cases:
+            found += _grid([f"{case}seed={seed}"], (*one, *two), (1.0,))
+        for case in ("hotcold?cold=30&cycles=1&", "alternating?", "shifting?"):  # 24 states, KV in plenty
+            found += _grid([f"{case}question_tokens=0&seed={seed}"], (*one, *two), (4.5,), preset("qwen3-next-80b-a3b"))
+    return found
+
+
 def tuner() -> list[Cell]:
     """The cells of the published artifact's comparison: what our Marconi tuner chooses there."""
     cases = {"sharegpt?": 2.0, "lmsys?sessions=50&": 2.0, "fewshot?": 2.0, "agentic?sessions=25&": 8.0}
@@ -132,5 +149,6 @@ GRIDS = {
     "contention": contention,
     "architecture": architecture,
     "arrivals": arrivals,
+    "shifts": shifts,
     "tuner": tuner,
 }

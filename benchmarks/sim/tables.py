@@ -110,6 +110,23 @@ def margin_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def shift_table(rows: list[dict[str, Any]]) -> str:
+    """Mean hit rate of each kind of phases over its seeds, and the worst seed of forecast against LRU, in points."""
+    found: dict[str, list[Cell]] = {}
+    for trace, _, rates, members in groups(rows):
+        model = members[0]["model"]
+        name = trace.partition("#")[0] + ("" if model == "marconi-7b" else f" ({model})")
+        found.setdefault(name, []).append(rates)
+    policies = list(dict.fromkeys(r["policy"] for r in rows))
+    worst = ["worst of forecast - lru", "the same in pools"]
+    lines = [_line(["workload", *policies, *worst]), _line(["---"] * (len(policies) + 3))]
+    for name, cells in found.items():
+        margins = [100 * min(r[p + "forecast"] - r[p + "lru"] for r in cells) for p in ("", "pools:")]
+        means = [f"{100 * fmean(r[policy] for r in cells):.1f}" for policy in policies]
+        lines.append(_line([name, *means, *(f"{margin:+.1f}" for margin in margins)]))
+    return "\n".join(lines)
+
+
 def cost_table(rows: list[dict[str, Any]]) -> str:
     """Seconds per replay and microseconds per request, by policy; and the two counts that must be zero."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -181,6 +198,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cost": lambda: cost_table(newest("main")["rows"]),
     "robustness": lambda: margin_table(newest("robustness")["rows"]),
     "short": lambda: margin_table(newest("short")["rows"]),
+    "shifts": lambda: shift_table(newest("shifts")["rows"]),
     "long": lambda: cost_table(newest("long")["rows"]),
     "artifact": artifact_table,
     **{name: partial(figure_table, name) for name in ("admission", "contention", "architecture", "arrivals")},

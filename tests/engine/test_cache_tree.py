@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
         tree.clock.advance(1.0)
         record = Tracked(matched=tree.match(prompt)[1])
         record.arrival = driver.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
-        driver._adopt(record, start)
+        driver._use(record, record.arrival, start)
         return record
 
     def saves(record: Tracked, tokens: list[int]) -> Any:
@@ -144,4 +145,47 @@ def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
     assert shared.hybrid_mark.kind is Kind.BRANCH
     tree.evict(0, 1)
     assert tree.match(prompts[2] + [1])[0] == 128, "the system prompt is worth more than one conversation"
+    tree.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(page_size: int) -> None:
+    """The hot prompt is saved and used, cold ones push it out of a cache whose order is the worst there is."""
+    tree = Tree("forecast", tokens=2048, states=8, page_size=page_size)
+    driver, rng = tree.driver, random.Random(7)
+    assert driver is not None
+    guard = driver.decisions.guard
+    assert guard is not None
+
+    def serves(name: str, prompt: list[int]) -> Any:
+        tree.clock.advance(1.0)
+        start, matched = tree.match(prompt[:-1])
+        record = Tracked(matched=matched)
+        req = SimpleNamespace(
+            rid=name, origin_input_ids=prompt, return_logprob=False, sampling_params=SimpleNamespace()
+        )
+        driver._arrive(req, record, start)
+        tree.insert(prompt)
+        node = tree.core._node_arena[tree.match(prompt)[1]]
+        assert record.arrival is not None
+        driver.saved(node, record.arrival.tip, record)
+        driver.decisions.computed(name)
+        return node
+
+    prompts = [rng.sample(range(3, 4000), 192) for _ in range(20)]
+    for number, prompt in enumerate(prompts):
+        serves(f"cold {number}", prompt)
+        assert guard.shadow.tree.states <= tree.held()[0]
+        assert guard.shadow.tree.kv_tokens - tree.held()[1] <= number + 1  # the namespace's token of each
+        driver.decisions.check()
+    assert driver.counts["states_evicted"] > 5
+    last = prompts[-1] + rng.sample(range(3, 4000), 64)
+    assert guard.shadow.tree.match(driver.decisions._keyed(np.array(last), None), 200).restart_tokens == 193
+    used = serves("again", last)
+    assert used.hybrid_mark.touch == driver.decisions._uses
+    tree.cache.reset()
+    tree.slots.clear()
+    tree.rows.mamba_allocator.clear()
+    serves("after a flush", prompts[-1])
+    assert (guard.shadow.tree.states, guard.owed) == (1, 0)
     tree.check()

@@ -216,5 +216,5 @@ def test_starved_pools_change_no_token_and_kill_nothing(
     written = [json.loads(line) for line in log.read_text().splitlines()[:40]]
     assert written[0][1]["context_tokens"] == 2900, "what the server takes, not what the model could"
     plain = {token for prompt in batch for token in prompt}
-    hashed = {token for line in written if line[0] == "arrive" for token in line[7]}
+    hashed = {token for line in written if line[0] == "arrive" for token in line[8]}
     assert len(hashed - plain) > 0.99 * len(hashed), "tokens are hashed unless plain ones are asked for"

@@ -112,7 +112,11 @@ class Tree:
         self.clock = LogicalClock()
         self.driver: Driver | None = None
         if eviction is not None:
-            decisions = Decisions(SPEC, "judicious", "forecast" if eviction == "lru" else eviction)
+            guarded = eviction != "lru" and not host_ratio
+            decisions = Decisions(
+                SPEC, "judicious", "forecast" if eviction == "lru" else eviction, grid=GRID if extra else 1,
+                guarded=guarded,
+            )  # fmt: skip
             watched = TieredVictims if host_ratio else Victims
             victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
             self.driver = Driver(

@@ -19,6 +19,7 @@ CAPACITY_BYTES = 1_500_000
 INPUT_TOKENS = 442_624
 GOLDEN = {
     "lru": 228_432,
+    "recency": 229_592,
     "superseded": 247_089,
     "vllm+": 57_017,
     "sglang-chunks": 179_407,
@@ -26,7 +27,8 @@ GOLDEN = {
     "marconi": 225_219,
     "marconi-paper": 221_388,
     "marconi-regret": 231_507,
-    "forecast": 280_101,
+    "forecast-unguarded": 284_372,
+    "forecast": 284_372,
     "marconi:0": 229_538,
     "marconi:1": 234_451,
 }

@@ -1,14 +1,13 @@
 """The prefix cache as decisions over one byte budget: tree, history, admission and eviction composed."""
 
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import AdmissionPolicy, Prefill
-from sglang_hybrid.prefix.candidates import Candidate, ScoredIndex, VictimIndex
-from sglang_hybrid.prefix.duel import CAUTION, Duels
+from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.elapsed import Elapsed
-from sglang_hybrid.prefix.gdsf import density
+from sglang_hybrid.prefix.guard import Guard, GuardedIndex, passed, restored
 from sglang_hybrid.prefix.history import Sighting
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
@@ -52,10 +51,9 @@ class Feedback(Protocol):
 class PrefixCache:
     """A hybrid prefix cache of `capacity_bytes`, never exceeded between calls.
 
-    `bypass=True`: a new entry is inserted and the lowest score goes, be it the new entry (insert-then-trim), as far as
-    `Duels` trusts such refusals where the index tells its scores. Otherwise
-    room is made first, as SGLang and Marconi do. Of a sequence larger than the cache only what fits is admitted. Time
-    that runs backwards is taken as the latest time seen (`elapsed`).
+    `bypass=True`: a new entry is inserted and the lowest score goes, be it the new entry (insert-then-trim). Otherwise
+    room is made first, as SGLang and Marconi do. Of a sequence larger than the cache only what fits is admitted. With a
+    `guard`, eviction follows `index` unless LRU does better. Time that runs backwards is taken as the latest time seen.
     """
 
     def __init__(
@@ -67,6 +65,7 @@ class PrefixCache:
         history: Learner | None = None,
         bypass: bool = False,
         feedback: "Feedback | None" = None,
+        guard: Guard | None = None,
     ) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
@@ -75,14 +74,13 @@ class PrefixCache:
         self.tree: RadixTree = RadixTree(kv_only=model.checkpoint_bytes == 0)
         self.history = history
         self._admission = admission
-        self._index = index
-        self._scored = cast(ScoredIndex, index) if hasattr(index, "last_score") else None
+        self.guard = guard
+        self._index = index if guard is None else GuardedIndex(index, guard)
         self._bypass = bypass
         self.feedback = feedback
         self._nodes: dict[int, Node] = {}
         self._elapsed = Elapsed()
         self._uses = 0
-        self._duels = Duels()
         self._held: dict[int, Node] = {}  # not evictable while this request makes room for them
         self._kv_bytes, self._state_bytes = model.kv_bytes_per_token, model.checkpoint_bytes
 
@@ -117,19 +115,58 @@ class PrefixCache:
         self._uses += 1
         if sighting is not None and sighting.marks:
             position, mark = sighting.marks[-1]
-            self._duels.used(mark)
             if self.feedback is not None and position > found.restart_tokens:
                 self.feedback.missed(mark)
         restart = found.restart
+        lru = self._compare(tokens[:n_input], found)
         if restart.state is not None:
             self._use(restart, restart.state, now)
         prefill: Prefill = tuple.__new__(
             Prefill, (found.restart_tokens, found.kv_tokens, n_input, total, boundaries, sighting)
         )
         positions = [] if self.tree.kv_only else self._admission.positions(prefill)
+        if self.guard is not None and self.guard.by_recency and not self.tree.kv_only:
+            positions = restored(positions, found.restart_tokens, lru.restart_tokens)
         evicted = self._admit(tokens, positions, prefill, found, now)
         self._reindex()
+        if self.guard is not None:
+            self.guard.shadow.save(tokens, self._offered(self.guard, positions, prefill, lru), lru.node)
+            self.guard.shadow.fit(held_bytes=self.capacity_bytes)
         return tuple.__new__(Commit, (tuple(positions), evicted, self.tree.kv_tokens))
+
+    def _compare(self, prompt: Tokens, found: Match) -> Match:
+        """What LRU would find of `prompt`, of which `found` is found here; where it restarts counts as used."""
+        lru = found
+        if self.guard is not None:
+            lru = self.guard.arrive(prompt, max(0, int(prompt.size) - 1), found.restart_tokens)
+            if self.guard.by_recency and lru.restart_tokens > found.restart_tokens:
+                return lru  # saved here now, as `restored`
+            node: Node | None = found.restart
+            while node is not None and node.end > lru.restart_tokens:
+                node = node.parent
+            if node is not None and node.end == lru.restart_tokens:
+                self._touch(node)
+        self._touch(found.restart)
+        return lru
+
+    def _touch(self, node: Node) -> None:
+        if node.state is not None:
+            node.state.touch = self._tick()
+            self.tree.changed[node.id] = node
+
+    def _tick(self) -> int:
+        """The order of uses: with a guard, of those of one request as well."""
+        if self.guard is not None:
+            self._uses += 1
+        return self._uses
+
+    def _offered(self, guard: Guard, positions: list[int], prefill: Prefill, lru: Match) -> list[int]:
+        """The `positions` saved here, and those that LRU would have had to save before this request restarted."""
+        if self.tree.kv_only:
+            return [prefill.end_tokens]
+        if lru.restart_tokens >= prefill.restart_tokens:
+            return positions
+        return sorted({*positions, *passed(self._admission, guard, prefill, lru.restart_tokens, lru.kv_tokens)})
 
     def lock(self, tokens: Tokens) -> Node:
         """Protect what `lookup` would return for `tokens` until `unlock`; returns the handle for it."""
@@ -159,7 +196,8 @@ class PrefixCache:
             raise ConfigError(f"the snapshot needs more than {self.capacity_bytes} bytes: {self.used_bytes()}")
 
     def _use(self, node: Node, mark: Mark, now: float) -> None:
-        mark.touch = self._uses
+        if self.tree.kv_only:
+            mark.touch = self._uses
         if mark.heir is not None:
             mark.heir = None  # the history has counted the use of the heir
         elif self.history is not None:
@@ -186,20 +224,20 @@ class PrefixCache:
         tree = self.tree
         sequence = tokens if end == tokens.size else tokens[:end]
         leaf = tree.insert(sequence, now, found=found if end >= prefill.input_tokens else None)
-        made: set[int] = set()
         for at in positions:
             node = leaf if at == leaf.end else tree.node_at(leaf, at)
             if node.state is None:
                 tree.attach(node, self._mark(at, prefill, now))
-                made.add(node.id)
+            elif self.guard is not None:
+                self._touch(node)
         if tree.kv_only or (prefill.sighting is not None and prefill.sighting.marks):
             self._adopt(leaf, prefill, now)
-        if not self._bypass:
+        if not self._bypass and not (self.guard is not None and self.guard.by_recency):
             self._held = {node_id: node for node_id, node in tree.changed.items() if node.state is not None}
         self._reindex()
         if self._bypass and self.used_bytes() <= self.capacity_bytes:
             return 0
-        return self._trim(made if self._bypass else set(), now)
+        return self._trim(now)
 
     def _fit(self, end: int, positions: list[int], restart: int) -> int:
         """`end` if the whole path can be held, else the deepest wanted position that can (any, for pure KV)."""
@@ -222,7 +260,7 @@ class PrefixCache:
                 mark = next((m for at, m in sighting.marks if at == position), None) or Mark(Kind.DECLARED, now)
         else:
             mark = Mark(Kind.FRESH if position == prefill.end_tokens else Kind.BRANCH, now)
-        mark.touch = self._uses
+        mark.touch = self._tick()
         return mark
 
     def _adopt(self, leaf: Node, prefill: Prefill, now: float) -> None:
@@ -239,17 +277,18 @@ class PrefixCache:
             if mark is not None:
                 shared = known.get(node.end, mark)
                 if shared is not mark:
+                    shared.touch = max(shared.touch, mark.touch)
                     node.state = shared
                     self.tree.changed[node.id] = node
                 if self.tree.kv_only:
                     self._use(node, shared, now)
             node = node.parent
 
-    def _trim(self, made: set[int], now: float) -> int:
+    def _trim(self, now: float) -> int:
         """Evict down to the capacity; what this request made or used goes last, when the rest was not enough."""
         evicted = 0
         while self.used_bytes() > self.capacity_bytes:
-            victim = self._choose(made, now)
+            victim = self._index.pop(now)
             if victim is None and self._held:
                 self._release()
                 continue
@@ -270,30 +309,6 @@ class PrefixCache:
         if self._held:
             self._release()
         return evicted
-
-    def _choose(self, made: set[int], now: float) -> int | None:
-        """The lowest score; an entry this request made goes only if it is low enough for `Duels` (bypass)."""
-        victim = self._index.pop(now)
-        scored = self._scored
-        if victim not in made or scored is None:
-            return victim
-        score = scored.last_score
-        rival = self._index.pop(now)
-        if rival is None:
-            return victim
-        if rival not in made:
-            self._pair(self._nodes[victim], self._nodes[rival])
-            margin = CAUTION if self._elapsed.is_counter else self._duels.margin
-            if score > margin * scored.last_score:
-                victim, rival = rival, victim
-        self._put(self._nodes[rival])
-        return victim
-
-    def _pair(self, made: Node, rival: Node) -> None:
-        lower, upper = made.state, rival.state
-        if lower is not None and upper is not None:
-            per_byte = [density(self.model, candidate(node)) for node in (made, rival)]
-            self._duels.pair(lower.heir or lower, upper.heir or upper, per_byte[0], per_byte[1])
 
     def _drop(self, node: Node) -> None:
         """Drop a checkpoint; an older end of the same sequence stands for it from now on."""
@@ -359,9 +374,10 @@ class PrefixCache:
         live = {n.id for n in walk(self.tree) if not n.locks and (n.is_leaf if kv_only else n.state is not None)}
         expect(live == set(self._nodes), "evictable nodes", len(self._nodes), len(live))
         expect(self.used_bytes() <= self.capacity_bytes, "bytes", self.used_bytes(), self.capacity_bytes)
-        self._duels.check()
         if self.history is not None:
             self.history.check()
+        if self.guard is not None:
+            self.guard.check()
 
 
 def candidate(node: Node) -> Candidate:

@@ -93,10 +93,3 @@ class VictimIndex(Protocol):
         ...
 
     def __len__(self) -> int: ...
-
-
-class ScoredIndex(Protocol):
-    """A victim index that tells the score of what `pop` returned last."""
-
-    @property
-    def last_score(self) -> float: ...

@@ -84,11 +84,14 @@ _CANDIDATE = (
 
 LINES: Mapping[str, tuple[Field, ...]] = {
     "arrive": (
-        _REQUEST, _NOW, _NAMESPACE, _whole("restart"), _whole("known"), _wholes("boundaries", 1), _TOKENS,
-        _wholes("positions"), _whole("seen"),
+        _REQUEST, _NOW, _NAMESPACE, _whole("restart"), _whole("known"), _whole("limit", 0, _INT64),
+        _wholes("boundaries", 1), _TOKENS, _wholes("positions"), _whole("seen"),
     ),
     "computed": (_REQUEST,),
     "finish": (_REQUEST, _NOW, _whole("length"), _TOKENS, _whole("kept")),
+    "saved": (_REQUEST, _wholes("positions", 1)),
+    "fit": (_whole("states", 0, _INT64), _whole("tokens", 0, _INT64), _whole("bytes", 0, _INT64)),
+    "flushed": (),
     "put": (_POOL, *_CANDIDATE),
     "discard": (_POOL, _ID),
     "victim": (_POOL, _NOW, _or_null(_ID), _or_null(_number("alpha", 0.0, _COST))),
@@ -101,6 +104,8 @@ SETTINGS: tuple[Field, ...] = (
     _choice("admission", ADMISSIONS),
     _choice("eviction", ("forecast", "marconi")),
     _number("marconi_alpha", TUNED, _COST),
+    _whole("grid", 1),
+    _flag("guarded"),
     _text("name"),
     _whole("kv_bytes_per_token", 0, _INT64),
     _whole("checkpoint_bytes", 0, _INT64),

@@ -4,9 +4,11 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 
 | line | meaning |
 | --- | --- |
-| `["arrive", request, s, namespace, restart, known, boundaries, tokens, positions, seen]` | a prefill began |
-| `["computed", request]` | it is cached |
+| `["arrive", request, s, namespace, restart, known, limit, boundaries, tokens, positions, seen]` | a prefill began |
+| `["computed", request]` | it is cached; behind `finish`: all of it that ever will be |
 | `["finish", request, s, length, tokens behind the input, kept]` | it ended, in mid-prefill if shorter than its input |
+| `["saved", request, positions]` | states of it are in the cache |
+| `["fit", states, tokens, bytes]`, `["flushed"]` | what the cache has to get along with; it was emptied |
 | `["put", pool, candidate...]`, `["discard", pool, id]` | what can be evicted |
 | `["victim", pool, s, id, alpha]` | what was |
 | `["seed", s, namespace, tokens]` | a hot prefix was announced |
@@ -32,12 +34,13 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.log_schema import LINE_BYTES, Damage, check_line, check_settings, parsed
-from sglang_hybrid.prefix.serving import TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.serving import NO_LIMIT, TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.shadow import UNLIMITED
 from sglang_hybrid.prefix.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -131,11 +134,21 @@ class RequestLog:
 class RecordedDecisions(Decisions):
     """Decisions that are written down as they are taken."""
 
-    def __init__(self, log: RequestLog, model: ModelSpec, admission: str, eviction: str, marconi_alpha: float) -> None:
-        super().__init__(model, admission, eviction, marconi_alpha)
+    def __init__(
+        self,
+        log: RequestLog,
+        model: ModelSpec,
+        admission: str,
+        eviction: str,
+        marconi_alpha: float,
+        grid: int = 1,
+        guarded: bool = True,
+    ) -> None:
+        super().__init__(model, admission, eviction, marconi_alpha, grid=grid, guarded=guarded)
         self._log = log
         costs = {key: value for key, value in asdict(model).items() if key in _COSTS}
-        log.write(VERSION, {"admission": admission, "eviction": eviction, "marconi_alpha": marconi_alpha, **costs})
+        choices = dict(zip(_CHOICES, (admission, eviction, marconi_alpha, grid, guarded), strict=True))
+        log.write(VERSION, {**choices, **costs})
 
     def arrive(
         self,
@@ -146,10 +159,13 @@ class RecordedDecisions(Decisions):
         known_tokens: int,
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
+        limit_tokens: int = NO_LIMIT,
     ) -> Arrival:
-        arrival = super().arrive(request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries)
+        arrival = super().arrive(
+            request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries, limit_tokens
+        )
         name, values = self._number(namespace), self._log.tokens(tokens)
-        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, boundaries)
+        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, limit_tokens, boundaries)
         self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
         return arrival
 
@@ -158,9 +174,22 @@ class RecordedDecisions(Decisions):
         self._log.write("computed", request_id)
 
     def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        n_input = arrival.key.size - 1
         super().finish(request_id, arrival, tokens, now, kept_tokens)
-        tail = self._log.tokens(tokens)[arrival.key.size - 1 :]
+        tail = self._log.tokens(tokens)[n_input:]
         self._log.write("finish", request_id, now, len(tokens), tail, kept_tokens)
+
+    def saved(self, request_id: str, arrival: Arrival, positions: list[int]) -> None:
+        super().saved(request_id, arrival, positions)
+        self._log.write("saved", request_id, positions)
+
+    def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
+        super().fit(states, kv_tokens, held_bytes)
+        self._log.write("fit", states, kv_tokens, held_bytes)
+
+    def flushed(self) -> None:
+        super().flushed()
+        self._log.write("flushed")
 
     def put(self, pool: Pool, candidate: Candidate) -> None:
         super().put(pool, candidate)
@@ -189,6 +218,7 @@ _COSTS = (
     "flops_per_token_pair",
     "context_tokens",
 )
+_CHOICES = ("admission", "eviction", "marconi_alpha", "grid", "guarded")
 
 
 @dataclass
@@ -243,7 +273,7 @@ def _first(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _decisions(settings: dict[str, Any]) -> Decisions:
-    choices = {key: settings[key] for key in ("admission", "eviction", "marconi_alpha")}
+    choices = {key: settings[key] for key in _CHOICES}
     if choices["marconi_alpha"] == TUNED:
         choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
     return Decisions(ModelSpec(**{key: settings[key] for key in _COSTS}), **choices)
@@ -259,6 +289,7 @@ class _Replay:
         self._kinds: dict[str, Callable[..., None]] = {
             "arrive": self._arrive, "computed": self._computed, "finish": self._finish, "put": self._put,
             "discard": self._discard, "victim": self._victim, "seed": self._seed, "full": self._full,
+            "saved": self._saved, "fit": self._fit, "flushed": self._flushed,
         }  # fmt: skip
 
     def line(self, where: str, kind: str, *values: Any) -> None:
@@ -271,13 +302,13 @@ class _Replay:
         self.found.skipped += 1
 
     def _arrive(
-        self, where: str, request: str, now: float, name: int, restart: int, known: int, boundaries: list[int],
-        tokens: list[int], positions: list[int], seen: int,
+        self, where: str, request: str, now: float, name: int, restart: int, known: int, limit: int,
+        boundaries: list[int], tokens: list[int], positions: list[int], seen: int,
     ) -> None:  # fmt: skip
         if boundaries and max(boundaries) > len(tokens):
             raise Damage(f"boundaries lie in the {len(tokens)} tokens of the request", boundaries)
         values = np.array(tokens, np.int32)
-        arrival = self._decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries))
+        arrival = self._decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries), limit)
         self._arrivals[request] = arrival, values
         found = self.found
         found.requests += 1
@@ -289,13 +320,32 @@ class _Replay:
 
     def _computed(self, _: str, request: str) -> None:
         self._decisions.computed(request)
+        if request in self._arrivals and self._arrivals[request][0].ended:
+            del self._arrivals[request]
 
     def _finish(self, _: str, request: str, now: float, length: int, tail: list[int], kept: int) -> None:
-        if request not in self._arrivals:
-            raise Damage("a request arrives before it finishes", request)
-        arrival, values = self._arrivals.pop(request)
+        arrival, values = self._arrived(request)
+        if arrival.ended:
+            raise Damage("a request finishes once", request)
         whole = np.concatenate((values, np.array(tail, np.int32)))
         self._decisions.finish(request, arrival, whole[:length], now, kept)
+
+    def _saved(self, _: str, request: str, positions: list[int]) -> None:
+        arrival, _values = self._arrived(request)
+        if positions and max(positions) > arrival.key.size - 1:
+            raise Damage(f"states lie in the {arrival.key.size - 1} tokens of the request", positions)
+        self._decisions.saved(request, arrival, positions)
+
+    def _arrived(self, request: str) -> tuple[Arrival, Tokens]:
+        if request not in self._arrivals:
+            raise Damage("a request arrives before anything becomes of it", request)
+        return self._arrivals[request]
+
+    def _fit(self, _: str, *limits: int) -> None:
+        self._decisions.fit(*limits)
+
+    def _flushed(self, _: str) -> None:
+        self._decisions.flushed()
 
     def _put(self, _: str, pool: str, *candidate: Any) -> None:
         self._decisions.put(Pool(pool), Candidate(*candidate))

@@ -19,17 +19,21 @@ from sglang_hybrid.prefix.admission import ADMISSIONS, Prefill
 from sglang_hybrid.prefix.candidates import Candidate, EvictionPolicy, VictimIndex
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
+from sglang_hybrid.prefix.guard import Guard, GuardedIndex, passed, restored
 from sglang_hybrid.prefix.history import History, Sighting
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.shadow import UNLIMITED
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens, common_prefix
 from sglang_hybrid.prefix.tuner import RegretTuner
 
 _FIRST_NAMESPACE = 1 << 30  # above every vocabulary
 _NAMESPACES = 1 << 16
 _PREFILLING = 64
+
+NO_LIMIT = 1 << 62
 
 TUNED = -1.0
 """Value of `marconi_alpha` that lets the regret tuner choose."""
@@ -50,7 +54,8 @@ class Pool(Enum):
 class Arrival:
     """A request as the history saw it when its prefill began; positions in tokens of the request.
 
-    Other requests computed `seen_tokens` of it; the latest of them had `kept_tokens` cached (-1: unknown).
+    Other requests computed `seen_tokens` of it; the latest of them had `kept_tokens` cached (-1: unknown). LRU would
+    have restarted it at `lru_tokens`.
     """
 
     positions: tuple[int, ...]
@@ -60,15 +65,19 @@ class Arrival:
     refused_tokens: int
     kept_tokens: int
     tip: Mark
-    key: Tokens  # its input as the history keys it, and its node there
+    key: Tokens  # its input as the history keys it, all of it once it has ended; and its node there
     leaf: Node | None = None
     marks: dict[int, Mark] = field(default_factory=dict)
+    lru_tokens: int = 0
+    shadow: Node | None = None  # its deepest node in the guard's shadow
+    ended: bool = False
 
 
 class Decisions:
     """One server's history, admission and eviction. `eviction` is 'forecast' or 'marconi'; a name in ADMISSIONS.
 
-    With `marconi_alpha` TUNED the weight follows the regret of past evictions; otherwise it is fixed.
+    With `marconi_alpha` TUNED the weight follows the regret of past evictions; otherwise it is fixed. Requests restart
+    at multiples of `grid` tokens. A `guarded` server never falls far behind LRU (`guard`), if told `saved` and `fit`.
     """
 
     def __init__(
@@ -78,16 +87,21 @@ class Decisions:
         eviction: str = "forecast",
         marconi_alpha: float = TUNED,
         history_tokens: int = 32_000_000,
+        grid: int = 1,
+        guarded: bool = True,
     ) -> None:
         if admission not in ADMISSIONS:
             raise ConfigError(f"unknown admission policy, choose one of {', '.join(ADMISSIONS)}: {admission!r}")
         self._admission = ADMISSIONS[admission]()
         self._table = ReuseTable(PRIORS)
         self.history = History(self._table, max_tokens=history_tokens, context_tokens=model.context_tokens)
+        self._grid = grid
+        self._history_tokens = history_tokens
+        self.guard = Guard(model.kv_bytes_per_token, model.checkpoint_bytes) if guarded else None
         self._tuner: RegretTuner | None = None
         self._weighted: list[FlopAware] = []
         self._policies: dict[Pool, EvictionPolicy] = {}
-        self._indices = {pool: self._index(pool, model, eviction, marconi_alpha) for pool in Pool}
+        self._indices = {pool: self._guarded(self._index(pool, model, eviction, marconi_alpha)) for pool in Pool}
         self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
         self._named = 0
         self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
@@ -111,6 +125,9 @@ class Decisions:
             self._tuner = RegretTuner(policy, index)
         return index
 
+    def _guarded(self, index: VictimIndex) -> VictimIndex:
+        return index if self.guard is None else GuardedIndex(index, self.guard)
+
     def arrive(
         self,
         request_id: str,
@@ -120,10 +137,11 @@ class Decisions:
         known_tokens: int,
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
+        limit_tokens: int = NO_LIMIT,
     ) -> Arrival:
         """A prefill of the input `tokens` begins at `restart_tokens`; KV of `known_tokens` is cached. Learns from it.
 
-        Raises ConfigError for a boundary outside the input.
+        It could not have begun behind `limit_tokens`, whatever was cached. Raises ConfigError for other boundaries.
         """
         n_input = len(tokens)
         if boundaries and any(not 0 < at <= n_input for at in boundaries):
@@ -147,28 +165,75 @@ class Decisions:
             if restart_tokens < at < n_input:
                 lost = at if mark.lost else lost
                 refused = at if mark.refused else refused
-            elif at == restart_tokens:
-                mark.touch = self._uses
         if self._tuner is not None and lost:
             self._tuner.missed(marks[lost])
-        positions: tuple[int, ...] = ()
-        if restart_tokens < n_input - 1:
-            # The state of the last input token is of no use to the same prompt: its logits need one token computed.
-            # as in `RadixTree._walk`: the named constructors run Python code first
-            here = tuple.__new__(Sighting, (seen, known, sighting.branch, sighting.tip))
-            prefill: Prefill = tuple.__new__(
-                Prefill, (restart_tokens, known_tokens, n_input, n_input - 1, boundaries, here)
-            )
-            positions = tuple(self._admission.positions(prefill))
+        # The state of the last input token is of no use to the same prompt: its logits need one token computed.
+        # as in `RadixTree._walk`: the named constructors run Python code first
+        here = tuple.__new__(Sighting, (seen, known, sighting.branch, sighting.tip))
+        prefill: Prefill = tuple.__new__(
+            Prefill, (restart_tokens, known_tokens, n_input, n_input - 1, boundaries, here)
+        )
+        chosen = self._admission.positions(prefill) if restart_tokens < n_input - 1 else []
         if sighting.branch is not None:
             marks[seen] = sighting.branch
         marks[n_input] = sighting.tip
         kept = max(-1, sighting.kept_tokens - 1)
-        arrival = Arrival(positions, computed, in_flight, lost, refused, kept, sighting.tip, key, sighting.leaf, marks)
+        arrival = Arrival((), computed, in_flight, lost, refused, kept, sighting.tip, key, sighting.leaf, marks)
+        if self.guard is not None:
+            self._compare(self.guard, arrival, prefill, min(limit_tokens, n_input - 1))
+            if self.guard.by_recency:
+                chosen = restored(chosen, restart_tokens, arrival.lru_tokens)
+        arrival.positions = tuple(chosen)
         self._prefilling[request_id] = key
         if len(self._prefilling) > _PREFILLING:
             self._prefilling.popitem(last=False)
         return arrival
+
+    def _compare(self, guard: Guard, arrival: Arrival, prefill: Prefill, limit: int) -> None:
+        """Tell the guard what the request skips; its shadow counts the namespace's token as well."""
+        restart, key, grid = prefill.restart_tokens, arrival.key, self._grid
+        lru = guard.arrive(key, limit + 1 if limit > 0 else 0, restart + 1 if restart else 0)
+        arrival.lru_tokens, arrival.shadow = max(0, lru.restart_tokens - 1), lru.node
+        if arrival.lru_tokens < min(restart, limit):
+            known = max(arrival.lru_tokens, lru.kv_tokens - 1)
+            saved = passed(self._admission, guard, prefill, arrival.lru_tokens, known)
+            self._offer(guard, arrival, [at for at in {at // grid * grid for at in saved} if at > arrival.lru_tokens])
+
+    def _offer(self, guard: Guard, arrival: Arrival, positions: list[int]) -> None:
+        shadow = guard.shadow
+        arrival.shadow = shadow.save(arrival.key, [at + 1 for at in sorted(positions)], arrival.shadow)
+        if shadow.tree.kv_tokens > self._history_tokens:
+            shadow.fit(kv_tokens=self._history_tokens)
+
+    def saved(self, request_id: str, arrival: Arrival, positions: list[int]) -> None:
+        """The request saved states at `positions`, or would have if they had not been there."""
+        if self.guard is not None and positions:
+            self._offer(self.guard, arrival, [at for at in positions if at < arrival.key.size])
+
+    def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
+        """Something has to leave, until the cache holds no more than that: of both pools or, if shared, in bytes."""
+        if self.guard is not None:
+            self.guard.shadow.fit(states, kv_tokens, held_bytes)
+
+    def flushed(self) -> None:
+        """The cache was emptied."""
+        if self.guard is not None:
+            self.guard.shadow.clear()
+
+    @property
+    def by_recency(self) -> bool:
+        """Whether the order of eviction is that of recency for now."""
+        return self.guard is not None and self.guard.by_recency
+
+    def uses(self, arrival: Arrival, restart_tokens: int) -> list[int]:
+        """Where the states lie that the request's restart at `restart_tokens` uses, `touch` them in this order.
+
+        For recency that is where LRU restarts it, too; what LRU computes anew is saved there now (`restored`).
+        """
+        lru = restart_tokens if self.guard is None else arrival.lru_tokens
+        if lru >= restart_tokens:
+            return [] if self.by_recency and lru > restart_tokens else [restart_tokens]
+        return [lru, restart_tokens]
 
     def computed(self, request_id: str) -> None:
         """The request's prefill is done: what it computed is in the cache now."""
@@ -185,11 +250,12 @@ class Decisions:
         mark, leaf, grown = arrival.tip, arrival.leaf, False
         if leaf is not None and answer.size and leaf.end == arrival.key.size:
             grown = self.history.lengthen(leaf, answer, mark, now)
+        key = np.concatenate((arrival.key, answer)) if answer.size else arrival.key[: size + 1]
         if size and not grown:
-            key = np.concatenate((arrival.key, answer)) if answer.size else arrival.key[: size + 1]
             mark = self.history.extend(key, mark, now)
         if size < n_input:
             self.history.shorten(arrival.key, max(size, arrival.seen_tokens) + 1)
+        arrival.key, arrival.ended = key, True
         mark.unkept = max(0, size - kept_tokens)
         arrival.tip = arrival.marks[size] = mark
 
@@ -201,10 +267,14 @@ class Decisions:
             found.reuse_class = self.history.class_of(found)
             if arrival is not None:
                 arrival.marks[position] = found
-        self._uses += 1
-        found.touch = self._uses
+        self.touch(found)
         found.lost = False
         return found
+
+    def touch(self, mark: Mark) -> None:
+        """The state of `mark` was saved or used just now."""
+        self._uses += 1
+        mark.touch = self._uses
 
     def put(self, pool: Pool, candidate: Candidate) -> None:
         """`candidate` can be evicted from `pool`, or what is known of it changed."""
@@ -223,7 +293,7 @@ class Decisions:
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was given up: a later request that wanted it will be told so."""
         mark.lost = True
-        if self._tuner is not None:
+        if self._tuner is not None and not self.by_recency:
             self._tuner.evicted(mark)
 
     def policy(self, pool: Pool) -> EvictionPolicy:
@@ -269,5 +339,7 @@ class Decisions:
     def check(self) -> None:
         """Raise InvariantError where an index or the history contradicts itself."""
         self.history.check()
+        if self.guard is not None:
+            self.guard.check()
         for index in self._indices.values():
             index.check()

@@ -1,6 +1,7 @@
 """Caches by policy name: the registry the simulator, the tuner and the benchmarks open caches from."""
 
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 
 from sglang_hybrid.core.errors import ConfigError
@@ -10,6 +11,7 @@ from sglang_hybrid.prefix.cache import PrefixCache
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.gdsf import Gdsf
+from sglang_hybrid.prefix.guard import Guard
 from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.lru import RecencyQueues
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
@@ -19,6 +21,11 @@ from sglang_hybrid.prefix.tuner import PUBLISHED_ALPHAS, MarconiCache, RegretTun
 
 def _lru(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     return PrefixCache(model, capacity_bytes, BranchAndEnd(), RecencyQueues())
+
+
+def _recency(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+    history = History(ReuseTable(PRIORS), context_tokens=model.context_tokens)
+    return PrefixCache(model, capacity_bytes, Judicious(), RecencyQueues(), history)
 
 
 def _superseded(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
@@ -53,19 +60,26 @@ def _marconi_regret(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
     policy = FlopAware(model)
     index = FlopAwareIndex(policy)
     history = History(ReuseTable(PRIORS), context_tokens=model.context_tokens)
-    return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=RegretTuner(policy, index))
+    feedback = RegretTuner(policy, index)
+    return PrefixCache(model, capacity_bytes, BranchAndEnd(), index, history, feedback=feedback, guard=_guard(model))
 
 
-def _forecast(model: ModelSpec, capacity_bytes: int) -> PrefixCache:
+def _forecast(model: ModelSpec, capacity_bytes: int, guarded: bool = True) -> PrefixCache:
     table = ReuseTable(PRIORS)
     index = ForecastIndex(Forecast(model, table))
     history = History(table, context_tokens=model.context_tokens)
-    return PrefixCache(model, capacity_bytes, Judicious(), index, history, bypass=True)
+    guard = _guard(model) if guarded else None
+    return PrefixCache(model, capacity_bytes, Judicious(), index, history, bypass=True, guard=guard)
+
+
+def _guard(model: ModelSpec) -> Guard:
+    return Guard(model.kv_bytes_per_token, model.checkpoint_bytes)
 
 
 POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = MappingProxyType(
     {
         "lru": _lru,
+        "recency": _recency,
         "superseded": _superseded,
         "vllm+": _vllm,
         "sglang-chunks": _chunks,
@@ -73,6 +87,7 @@ POLICIES: MappingProxyType[str, Callable[[ModelSpec, int], PrefixCache]] = Mappi
         "marconi": _marconi,
         "marconi-paper": _marconi_paper,
         "marconi-regret": _marconi_regret,
+        "forecast-unguarded": partial(_forecast, guarded=False),
         "forecast": _forecast,
     }
 )

@@ -54,7 +54,10 @@ def whole_log(eviction: str) -> list[Any]:
                     assert decisions.victim(pool, n + 0.5) is not None
                     decisions.discard(pool, n - 1)
             decisions.computed(str(n))
+            decisions.saved(str(n), arrival, [20, 40])
             decisions.finish(str(n), arrival, np.concatenate((prompt, words(8))), n + 0.7, 60)
+            decisions.fit(states=8)
+        decisions.flushed()
         log.close()
         return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -166,7 +169,7 @@ def put(kind: str, at: int, value: Any) -> Callable[[list[Any]], int]:
 INT32 = "whole numbers from 0 to 2147483647"
 DAMAGES = {
     "unhashable kind": (put("seed", 0, []), r"a line begins with one of arrive, .*: \[\]"),
-    "large token": (put("arrive", 7, [2**31]), rf"tokens must be a list of {INT32}: \[2147483648\]"),
+    "large token": (put("arrive", 8, [2**31]), rf"tokens must be a list of {INT32}: \[2147483648\]"),
     "infinite seconds": (put("arrive", 2, float("inf")), "s must be a number from -1e\\+15 to 1e\\+15: inf"),
     "no seconds": (put("victim", 2, float("nan")), "s must be a number .*: nan"),
     "text for a number": (put("put", 3, "twenty"), "end_tokens must be a whole number .*: 'twenty'"),
@@ -174,8 +177,9 @@ DAMAGES = {
     "a large number": (put("discard", 2, 10**400), "id must be a whole number .*: 1000"),
     "an unknown class": (put("put", 13, 10**6), "reuse_class must be a whole number from 0 to .*: 1000000"),
     "an unknown pool": (put("put", 1, "disk"), "pool must be one of states, kv, .*: 'disk'"),
-    "a boundary outside": (put("arrive", 6, [61]), r"boundaries lie in the 60 tokens of the request: \[61\]"),
-    "an unknown request": (put("finish", 1, "nobody"), "a request arrives before it finishes: 'nobody'"),
+    "a boundary outside": (put("arrive", 7, [61]), r"boundaries lie in the 60 tokens of the request: \[61\]"),
+    "an unknown request": (put("finish", 1, "nobody"), "a request arrives before anything .*: 'nobody'"),
+    "a state outside": (put("saved", 2, [61]), r"states lie in the 60 tokens of the request: \[61\]"),
     "a number too many": (lambda lines: lines[1].append(1) or 2, "'seed' is followed by 3 values"),
     "negative costs": (lambda lines: lines[0][1].update(flops_per_token=-1) or 1, "flops_per_token must be .*: -1"),
     "a lost setting": (lambda lines: lines[0][1].pop("eviction") and 1, "the settings of the .* lack one: 'eviction'"),

@@ -165,7 +165,7 @@ def test_a_replay_notices_another_decision(tmp_path: Path) -> None:
     drive(RecordedDecisions(log, SPEC, "judicious", "forecast", -1.0), requests=100)
     log.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    next(line for line in lines if line[0] == "arrive")[8] = [7]
+    next(line for line in lines if line[0] == "arrive")[9] = [7]
     next(line for line in lines if line[0] == "victim" and line[3] is not None)[3] += 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert len(replay(path).differences) >= 2

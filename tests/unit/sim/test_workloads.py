@@ -6,10 +6,12 @@ import pytest
 from sglang_hybrid.sim.reuse import ReuseIndex
 from sglang_hybrid.sim.trace import Trace, TraceError
 from sglang_hybrid.sim.workloads import WORKLOADS, generate, parse
+from sglang_hybrid.sim.workloads.shifts import KINDS
 
 
 def small(name: str, seed: int = 0) -> Trace:
-    return generate(name, seed, **({"requests": 60} if name in ("fewshot", "rag") else {"sessions": 5}))
+    shape = {"requests": 60} if name in ("fewshot", "rag") else {"sessions": 5}
+    return generate(name, seed, **({} if name in {kind.__name__ for kind in KINDS} else shape))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

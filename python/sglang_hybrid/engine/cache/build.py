@@ -71,8 +71,13 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
         config.eviction if scores else "forecast",
         config.marconi_alpha,
     )
+    grid = compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1
+    # A host tier gives back what left the device: what LRU would hold in two tiers is not known here.
+    guard = {"grid": grid, "guarded": scores and not ctx.enable_hierarchical_cache}
     decisions = (
-        Decisions(*policy) if not config.request_log or ctx.tp_rank else RecordedDecisions(_log(config), *policy)
+        Decisions(*policy, **guard)
+        if not config.request_log or ctx.tp_rank
+        else RecordedDecisions(_log(config), *policy, **guard)
     )
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
@@ -88,7 +93,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
         decisions,
         victims,
         clock=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
-        grid=compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1,
+        grid=grid,
         step=step,
         admits=admits,
         scores=scores,

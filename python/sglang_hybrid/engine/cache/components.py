@@ -44,6 +44,8 @@ class _Ordered:
             if self.counts_alone:
                 pool = self.cache.token_to_kv_pool_allocator if self._pool is Pool.KV else self.driver.states
                 self._spare = pool.size // AHEAD
+            if self.driver.capacity is None and request_cnt > 0:
+                self.driver.fit(self._pool, request_cnt + self._spare)
         self._tried: set[int] = set()
         return self._ours
 
@@ -249,9 +251,12 @@ class HybridMamba(_Ordered, MambaComponent):
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, params, result, *args, **kwargs)
         driver = self.driver
-        if driver is None or result.mamba_exist:
+        if driver is None:
             return
         record = getattr(params, "hybrid_record", None)
+        if result.mamba_exist:
+            driver.found(node, record)
+            return
         mark = getattr(params, "hybrid_mark", None)
         if mark is None:
             arrival = None if record is None else record.arrival
@@ -270,7 +275,6 @@ class HybridMamba(_Ordered, MambaComponent):
         taken = list(getattr(insert_params, "hybrid_taken", ())) if insert_params is not None else []
         if is_finished:
             taken += self.driver.take(record, 1 << 62)
-            self.driver.ended(req, record)
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
@@ -283,6 +287,8 @@ class HybridMamba(_Ordered, MambaComponent):
                 self.driver.give_up(checkpoint)
         if insert_params is not None:
             insert_params.hybrid_taken = []
+        if is_finished:
+            self.driver.ended(req, record)
 
     def _insert(self, record: Any, checkpoint: Checkpoint, main: Any) -> None:
         """Attach a second state of the same pass to the path that was just inserted."""

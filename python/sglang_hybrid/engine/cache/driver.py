@@ -19,7 +19,7 @@ from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.misses import Seen, attribute
-from sglang_hybrid.prefix.serving import Decisions
+from sglang_hybrid.prefix.serving import Arrival, Decisions, Pool
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Driver:
         self._on_misses = on_misses
         self._summary = Summary(log_interval_s)
         self._outstanding: dict[int, Checkpoint] = {}
+        self._root: Any = None
 
     def now(self) -> float:
         """Seconds, the same on every rank."""
@@ -102,6 +103,12 @@ class Driver:
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
         if record.arrival is not None:
             return  # a later chunk, or a request that was retracted
+        core = self.cache.tree_core
+        if self._root is not core.root_node:
+            if self._root is not None:
+                self.decisions.flushed()
+            self._root = core.root_node
+        record.rid = req.rid
         record.prompt = tokens = requests.ids(req.origin_input_ids)
         record.arrival = arrival = self.decisions.arrive(
             req.rid,
@@ -111,8 +118,9 @@ class Driver:
             max(start, record.known_tokens),
             requests.namespace(req),
             self._boundaries(req, tokens),
+            0 if requests.streams(req) else requests.limit(req),  # a session's own KV is in no cache
         )
-        self._adopt(record, start)
+        self._use(record, arrival, start)
         seen = Seen(
             len(tokens),
             start,
@@ -150,19 +158,43 @@ class Driver:
             logger.warning("request %s: %s", req.rid, error)
             return found
 
-    def _adopt(self, record: Tracked, start: int) -> None:
-        """The state at `start`, saved as the end of some request, may have turned out to be where others part from it.
+    def _use(self, record: Tracked, arrival: Arrival, start: int) -> None:
+        """A request restarts at `start`: the state there is used, and may have turned out to be where others part.
 
         States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
         """
         node = self.cache.tree_core._node_arena.get(record.matched) if start else None
-        if record.arrival is None or node is None or node.parent is None or end_tokens(node) != start:
+        if node is None or node.parent is None or end_tokens(node) != start:
             return
-        marks = record.arrival.marks
+        marks = arrival.marks
         shared = [at for at in marks if at // self.grid * self.grid == start and marks[at].kind in _SHARED]
+        held: Mark | None = getattr(node, "hybrid_mark", None)
         if shared:
-            node.hybrid_mark = marks[max(shared)]
+            node.hybrid_mark = mark = marks[max(shared)]
+            mark.touch = max(mark.touch, 0 if held is None else held.touch)
             self.victims.touch(node)
+        for at in self.decisions.uses(arrival, start):
+            used = node
+            while used.parent is not None and end_tokens(used) > at:
+                used = used.parent
+            if end_tokens(used) == at and hasattr(used, "hybrid_mark"):
+                self.decisions.touch(used.hybrid_mark)
+                self.victims.touch(used)
+
+    def fit(self, pool: Pool, count: int) -> None:
+        """`count` tokens or states of `pool` have to leave the cache; of the other kind it may take what is free."""
+        tokens, states = self.held()
+        if pool is Pool.KV:
+            self.decisions.fit(states + int(self.states.available_size()), max(0, tokens - count))
+        else:
+            free = int(self.cache.token_to_kv_pool_allocator.available_size())
+            self.decisions.fit(max(0, states - count), tokens + free)
+
+    def held(self) -> tuple[int, int]:
+        """Tokens and states in the cache, in use or not."""
+        cache = self.cache
+        tokens = cache.full_evictable_size() + cache.full_protected_size()
+        return int(tokens), int(cache.mamba_evictable_size() + cache.mamba_protected_size())
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
         assert record.arrival is not None
@@ -236,20 +268,32 @@ class Driver:
             self.give_up(checkpoint)
         record.planned.clear()
 
+    def found(self, node: Any, record: Tracked | None) -> None:
+        """A request computed the state at `node` although it was there, saved by another one meanwhile."""
+        mark = getattr(node, "hybrid_mark", None)
+        if record is not None and record.arrival is not None and mark is not None:
+            self.decisions.touch(mark)
+            self.victims.touch(node)
+            self.decisions.saved(record.rid, record.arrival, [end_tokens(node)])
+
     def saved(self, node: Any, mark: Mark, record: Tracked | None) -> None:
         """A state was attached to `node`. An earlier end of the same request is superseded by it."""
         node.hybrid_mark = mark
+        self.decisions.touch(mark)
         self.victims.touch(node)
         self.victims.touch_below(node)
         if self.tier is not None:
             self.tier.saved(node)
-        if record is None or record.arrival is None or mark is not record.arrival.tip:
+        if record is None or record.arrival is None:
+            return
+        self.decisions.saved(record.rid, record.arrival, [end_tokens(node)])
+        if mark is not record.arrival.tip:
             return
         earlier, record.tip_node = record.tip_node, node
         if earlier is None or earlier is node or earlier.parent is None:
             return
         if earlier.hybrid_mark.kind not in _SHARED:
-            old = Mark(Kind.SUPERSEDED, mark.last_s)
+            old = Mark(Kind.SUPERSEDED, mark.last_s, earlier.hybrid_mark.touch)
             old.reuse_class = self.decisions.history.class_of(old)
             earlier.hybrid_mark = old
             self.victims.touch(earlier)
@@ -270,9 +314,9 @@ class Driver:
 
     def ended(self, req: Any, record: Tracked) -> None:
         """`req` gives its memory back. If it was aborted, what its last pass computed is not cached."""
-        self.decisions.computed(req.rid)
         if req.finished():
             self.finish(req, record, record.start, record.start)
+        self.decisions.computed(req.rid)
 
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""

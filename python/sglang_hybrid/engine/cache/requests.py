@@ -32,6 +32,7 @@ class Tracked:
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began.
     """
 
+    rid: str = ""
     known_tokens: int = 0
     matched: int = -1
     start: int = 0

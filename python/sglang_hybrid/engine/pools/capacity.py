@@ -19,7 +19,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import nobody_runs
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.memory.sizing import KV, STATE
-from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.candidates import Candidate, Candidates
 from sglang_hybrid.prefix.forecast import Forecast
 from sglang_hybrid.prefix.serving import Pool
 
@@ -189,6 +189,8 @@ class Capacity:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         self.driver.cache.evict(EvictParams(num_tokens=_EVERYTHING, mamba_num=_EVERYTHING))
+        tokens, states = self.driver.held()
+        self.driver.decisions.fit(states, tokens)
         return self.arena.release()
 
     def violations(self) -> list[str]:
@@ -216,12 +218,21 @@ class Capacity:
         while (short := self.arena.shortfall(need)) != 0:
             kinds = (KV, STATE) if short is not None else (self.arena.crowded(need),)
             freed_bytes, wanted_bytes = 0, (short or 1) * self.arena.sizing.granule_bytes
+            self._fit(wanted_bytes)
             while freed_bytes < wanted_bytes:
                 freed = self._evict_one(kinds)
                 if not freed:
                     return False
                 freed_bytes += freed
         return True
+
+    def _fit(self, wanted_bytes: int) -> None:
+        """Tell the decisions that `wanted_bytes` have to leave the cache."""
+        (tokens, states), sizing, spec = self.driver.held(), self.arena.sizing, self._value.model
+        held_bytes = tokens * sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes + states * sizing.state_slot_bytes
+        stays = max(0.0, 1.0 - wanted_bytes / max(1, held_bytes))
+        priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
+        self.driver.decisions.fit(held_bytes=int(priced * stays))
 
     def _evict_one(self, kinds: tuple[str, ...]) -> int:
         """Evict the next victim of one of `kinds`, whichever is worth less per byte it frees; bytes freed."""
@@ -232,7 +243,7 @@ class Capacity:
         heads = {kind: driver.victims.head(core, _POOLS[kind], now) for kind in kinds}
         priced = [(name, head) for name, head in heads.items() if head is not None]
         if len(priced) == 2:
-            scores = self._value.scores(Candidates.of(head for _, head in priced), now)
+            scores = self._scores([head for _, head in priced], now)
             priced = [priced[int(i)] for i in np.argsort(scores, kind="stable")]
         for name in [*(name for name, _ in priced), *(name for name, head in heads.items() if head is None)]:
             tokens, states = (1, 0) if name == KV else (0, 1)
@@ -242,6 +253,12 @@ class Capacity:
                 self.evicted[name] += 1
                 return freed
         return 0
+
+    def _scores(self, heads: list[Candidate], now: float) -> Any:
+        """One score for each of `heads`, the lowest goes first."""
+        if self.driver.decisions.by_recency:
+            return [head.touch for head in heads]
+        return self._value.scores(Candidates.of(heads), now)
 
     def _taken_bytes(self) -> int:
         sizing, supplies = self.arena.sizing, self.arena.supplies

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_trace
-from sglang_hybrid.sim.workloads import agents, chat, mixes, templates
+from sglang_hybrid.sim.workloads import agents, chat, mixes, shifts, templates
 
 PREFIX = "workload:"
 
@@ -58,7 +58,7 @@ def _typed(name: str, build: Callable[..., Any], key: str, value: float) -> floa
     return int(value) if whole else float(value)
 
 
-_MAY_BE_ZERO = frozenset({"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens"})
+_MAY_BE_ZERO = frozenset({"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens"})
 
 WORKLOADS: dict[str, Callable[..., Iterator[Request]]] = {
     "lmsys": chat.lmsys,
@@ -70,4 +70,5 @@ WORKLOADS: dict[str, Callable[..., Iterator[Request]]] = {
     "mixed": mixes.mixed,
     "phases": mixes.phases,
     "turnover": mixes.turnover,
+    **{build.__name__: build for build in shifts.KINDS},
 }
