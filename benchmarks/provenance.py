@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> str:
-    """Cores and processor, for file names: `cpu2-epyc`."""
+    """Cores and processor: `cpu2-epyc`."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else platform.processor()
     kind = next((kind for kind in ("EPYC", "Xeon", "Ryzen", "Core") if kind in text), "other").lower()
@@ -41,9 +41,8 @@ def head(*packages: str) -> dict[str, Any]:
 
 
 def write(area: str, name: str, result: dict[str, Any]) -> Path:
-    """Write `result` to benchmarks/<area>/results/<name>/<date>-<machine>-<commit>.json and return the path."""
-    file = f"{datetime.date.today():%Y-%m-%d}-{machine()}-{commit()}.json"
-    path = ROOT / "benchmarks" / area / "results" / name / file
+    """Write `result` to benchmarks/<area>/results/<name>.json and return the path; what it replaces is in git."""
+    path = ROOT / "benchmarks" / area / "results" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

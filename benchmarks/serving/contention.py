@@ -222,13 +222,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     options = parser.parse_args()
-    results = {}
+    head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
     for workload in options.workload:
-        results[workload] = measure(workload, options.preset, options.seed)
-        print(workload, {key: value for key, value in results[workload].items() if key != "rows"}, flush=True)
-    if not options.dry:
-        head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
-        print(provenance.write("serving", f"contention-{options.preset}", {**head, "workloads": results}))
+        result = measure(workload, options.preset, options.seed)
+        print(workload, {key: value for key, value in result.items() if key != "rows"}, flush=True)
+        if not options.dry:
+            name = f"contention-{options.preset}-{workload}"
+            print(provenance.write("serving", name, {**head, "workloads": {workload: result}}))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.cache import Learner, PrefixCache
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.history import History, Sighting
+from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
 from sglang_hybrid.prefix.tree import RadixTree
@@ -156,11 +157,11 @@ def floor(leaves: int, count: int, seed: int, repeats: int) -> dict[str, Any]:
 
 
 def bare(leaves: int, count: int, seed: int) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    requests, tree, order = Requests(seed), RadixTree[int](), deque[Any]()
+    requests, tree, order = Requests(seed), RadixTree(), deque[Any]()
 
     def step(tokens: Tokens) -> None:
         leaf = tree.insert(as_tokens(tokens), 0.0)
-        tree.attach(leaf, 0)
+        tree.attach(leaf, Mark(Kind.FRESH, 0.0))
         order.append(leaf)
         if len(order) > leaves:
             tree.drop(order.popleft())
@@ -191,7 +192,7 @@ def memory(sequences: int, seed: int) -> dict[str, Any]:
     for name in ("tree", "ghost"):
         requests = Requests(seed)
         tracemalloc.start()
-        tree: RadixTree[int] = RadixTree()
+        tree = RadixTree()
         history = History(ReuseTable(PRIORS))
         for step in range(sequences):
             tokens = requests.next()
@@ -199,7 +200,7 @@ def memory(sequences: int, seed: int) -> dict[str, Any]:
                 history.observe(tokens, int(tokens.size) - 16, step * 0.01)
             else:
                 leaf = tree.insert(tokens, 0.0)
-                tree.attach(leaf, 0)
+                tree.attach(leaf, Mark(Kind.FRESH, 0.0))
                 tree.changed.clear()
                 tree.rebased.clear()
             del tokens
@@ -263,7 +264,7 @@ def main() -> None:
     result |= {"columns": __doc__, "rows": rows}
     result["memory"] = memory(arguments.memory_sequences, arguments.seed)
     print(result["memory"])
-    path = write("sim", "decision_cost", result)
+    path = write("sim", f"decision-cost-{FORM}", result)
     plot(rows, path.with_suffix(".png"))
     print(path)
 

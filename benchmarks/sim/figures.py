@@ -6,7 +6,7 @@ python benchmarks/sim/figures.py
 from typing import Any
 
 import matplotlib as mpl
-from tables import HERE, groups, newest, workload
+from tables import HERE, groups, result, workload
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -30,7 +30,7 @@ def figure_7_8() -> None:
     """Admission (against vLLM+) and eviction (against LRU): ratios over rates and capacities, one box per workload."""
     ratios: dict[str, dict[str, list[float]]] = {"vllm+": {}, "lru": {}}
     ours: dict[str, dict[str, list[float]]] = {"vllm+": {}, "lru": {}}
-    for trace, _, rates, _ in groups(newest("admission")["rows"]):
+    for trace, _, rates, _ in groups(result("admission")["rows"]):
         for base in ratios:
             ratios[base].setdefault(workload(trace), []).append(rates["marconi"] / max(rates[base], 1e-3))
             ours[base].setdefault(workload(trace), []).append(rates["forecast"] / max(rates[base], 1e-3))
@@ -57,7 +57,7 @@ def figure_7_8() -> None:
 
 def figure_10() -> None:
     """Hit rate by input length against LRU, and TTFT percentiles, on the append-only agents of Figure 11."""
-    cells = [g for g in groups(newest("contention")["rows"]) if g[1] == 45.0]
+    cells = [g for g in groups(result("contention")["rows"]) if g[1] == 45.0]
     rows = {r["policy"]: r for r in cells[0][3]}
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
     base = rows["lru"]["hit_rate_by_input_tokens"]
@@ -82,7 +82,7 @@ def figure_10() -> None:
 def figure_11() -> None:
     """Hit rate against capacity, agents that append."""
     figure, axis = plt.subplots(figsize=(4.8, 3.2))
-    _lines(axis, newest("contention")["rows"], "capacity_gb", ("lru", "marconi", "forecast", "clairvoyant"))
+    _lines(axis, result("contention")["rows"], "capacity_gb", ("lru", "marconi", "forecast", "clairvoyant"))
     axis.set_xlabel("capacity, GB")
     axis.set_title("Fig. 11: contention", fontsize=9)
     save(figure, "fig11-contention")
@@ -91,7 +91,7 @@ def figure_11() -> None:
 def figure_12() -> None:
     """Layer mixes and state dimensions."""
     by_model: dict[str, dict[str, float]] = {}
-    for row in newest("architecture")["rows"]:
+    for row in result("architecture")["rows"]:
         by_model.setdefault(row["model"], {})[row["policy"]] = 100 * row["token_hit_rate"]
     mixes = {"12a-24s-N128": "1:2", "7a-29s-N128": "1:4", "4a-32s-N128": "1:8", "36a-0s-N128": "attention"}
     states = {f"4a-24s-N{n}": f"N={n}" for n in (16, 32, 64, 128)}
@@ -114,7 +114,7 @@ def figure_12() -> None:
 
 def figure_13() -> None:
     """Session arrival rate and time between requests."""
-    rows = newest("arrivals")["rows"]
+    rows = result("arrivals")["rows"]
     for row in rows:
         name, _, value = row["trace"].partition("#")[0].partition(",")[2].partition("=")
         row[name] = float(value)
@@ -128,7 +128,7 @@ def figure_13() -> None:
 
 def figure_main() -> None:
     """Hit rate against capacity of the main grid, ceilings dashed."""
-    rows = newest("main")["rows"]
+    rows = result("main")["rows"]
     names = list(dict.fromkeys(workload(r["trace"]) for r in rows))
     figure, axes = plt.subplots(2, 3, figsize=(11, 6))
     for axis, name in zip(axes.flat, names, strict=False):

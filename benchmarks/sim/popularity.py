@@ -1,11 +1,11 @@
 """What no policy can skip of few-shot requests that does not know which template comes next.
 
-    python benchmarks/sim/popularity.py     # results/popularity/<date>-<machine>-<commit>.json
+    python benchmarks/sim/popularity.py     # results/popularity.json
 
 The workload draws its templates independently, so the past says nothing about the next request but how popular each
 template is. A policy that knows every popularity from the start therefore expects to skip, of each request, at most the
 best fractional knapsack of the templates that came before: popularity times tokens for KV and one state. The rows set
-that beside the newest `main` results: the proof that a ratio to Marconi above it cannot be reached by better forecasts.
+that beside the `main` results: the proof that a ratio to Marconi above it cannot be reached by better forecasts.
 It is an expectation: on one trace a policy can be lucky.
 """
 
@@ -19,7 +19,7 @@ from statistics import fmean
 
 import numpy as np
 from grids import CAPACITIES, HELD_OUT_SEEDS
-from tables import newest
+from tables import result
 
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim.trace import Trace
@@ -65,7 +65,7 @@ def bound(trace: Trace, seed: int, capacity_gb: float) -> float:
 
 
 def main() -> None:
-    rates = {(r["trace"], r["capacity_gb"], r["policy"]): r["token_hit_rate"] for r in newest("main")["rows"]}
+    rates = {(r["trace"], r["capacity_gb"], r["policy"]): r["token_hit_rate"] for r in result("main")["rows"]}
     rows = []
     for seed in HELD_OUT_SEEDS:
         trace = parse(f"fewshot?seed={seed}")

@@ -1,12 +1,11 @@
 """Run a grid and write its raw JSON; finished cells are kept, so an interrupted run goes on where it stopped.
 
-Where nothing is kept on this machine, the cells of the newest result are; `--fresh` or `--redo` runs them anew.
+Where nothing is kept on this machine, the cells of the committed result are; `--fresh` or `--redo` runs them anew.
 
-python benchmarks/sim/run.py main robustness      # results/<grid>/<date>-<machine>-<commit>.json
+python benchmarks/sim/run.py main robustness      # results/<grid>.json
 """
 
 import argparse
-import datetime
 import json
 import sys
 import time
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from grids import GRIDS
-from tables import newest
+from tables import result
 
 from sglang_hybrid import __version__
 from sglang_hybrid.sim.grid import Cell, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from provenance import commit, head, machine
+from provenance import commit, head
 
 HERE = Path(__file__).parent
 LEFT_OUT = ("gb_over_time",)  # columns left out of the committed files, for their size
@@ -52,10 +51,10 @@ def run(name: str, kept: Path) -> list[dict[str, Any]]:
 
 
 def recall(name: str, kept: Path) -> None:
-    """Fill `kept` with the cells of the newest result of grid `name` if it is missing."""
-    if not kept.exists() and any((HERE / "results" / name).glob("*.json")):
+    """Fill `kept` with the cells of the committed result of grid `name` if it is missing."""
+    if not kept.exists() and (HERE / "results" / f"{name}.json").exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text("".join(json.dumps(row) + "\n" for row in newest(name)["rows"]))
+        kept.write_text("".join(json.dumps(row) + "\n" for row in result(name)["rows"]))
 
 
 def forget(kept: Path, policies: set[str]) -> None:
@@ -84,7 +83,7 @@ def about(name: str) -> dict[str, Any]:
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """One row a line, so that changes of a result show as changed lines."""
-    path = HERE / "results" / name / f"{datetime.date.today():%Y-%m-%d}-{machine()}-{commit()}.json"
+    path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     top = about(name)
     body = ",\n".join(json.dumps(row) for row in rows)

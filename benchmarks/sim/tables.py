@@ -17,12 +17,12 @@ TARGETS = {"sharegpt": 1.25, "lmsys": 1.15, "agentic": 1.5, "swebench": 2.0, "fe
 Cell = dict[str, float]  # policy -> token hit rate
 
 
-def newest(grid: str) -> dict[str, Any]:
-    """The most recent result file of a grid."""
-    files = sorted((HERE / "results" / grid).glob("*.json"), key=lambda p: (p.name[:10], p.stat().st_mtime))
-    if not files:
+def result(grid: str) -> dict[str, Any]:
+    """The committed result of a grid."""
+    file = HERE / "results" / f"{grid}.json"
+    if not file.exists():
         raise FileNotFoundError(f"no results yet; run: python benchmarks/sim/run.py {grid}")
-    return dict(json.loads(files[-1].read_text()))
+    return dict(json.loads(file.read_text()))
 
 
 def groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float, Cell, list[dict[str, Any]]]]:
@@ -154,7 +154,7 @@ def cost_table(rows: list[dict[str, Any]]) -> str:
 
 def figure_table(grid: str) -> str:
     """Hit rates of a figure's grid, one line per trace, model and capacity."""
-    rows = newest(grid)["rows"]
+    rows = result(grid)["rows"]
     policies = list(dict.fromkeys(r["policy"] for r in rows))
     lines = [_line(["trace", "model", "GB", *policies]), _line(["---"] * (len(policies) + 3))]
     for trace, gb, rates, members in groups(rows):
@@ -166,7 +166,7 @@ def artifact_table() -> str:
     """The published artifact beside our policies of the same meaning."""
     head = ["trace", "GB", "artifact", "its hit %", "over capacity", "worst fill", "s", "ours", "hit %", "s", "equal %"]
     lines = [_line(head), _line(["---"] * len(head))]
-    for r in newest("artifact")["rows"]:
+    for r in result("artifact")["rows"]:
         gb = "unlimited" if r["capacity_gb"] >= 1000 else f"{r['capacity_gb']:g}"
         lines.append(
             _line(
@@ -193,13 +193,13 @@ def _line(cells: list[str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "ratios": lambda: ratio_table(newest("main")["rows"]),
-    "main": lambda: main_table(newest("main")["rows"]),
-    "cost": lambda: cost_table(newest("main")["rows"]),
-    "robustness": lambda: margin_table(newest("robustness")["rows"]),
-    "short": lambda: margin_table(newest("short")["rows"]),
-    "shifts": lambda: shift_table(newest("shifts")["rows"]),
-    "long": lambda: cost_table(newest("long")["rows"]),
+    "ratios": lambda: ratio_table(result("main")["rows"]),
+    "main": lambda: main_table(result("main")["rows"]),
+    "cost": lambda: cost_table(result("main")["rows"]),
+    "robustness": lambda: margin_table(result("robustness")["rows"]),
+    "short": lambda: margin_table(result("short")["rows"]),
+    "shifts": lambda: shift_table(result("shifts")["rows"]),
+    "long": lambda: cost_table(result("long")["rows"]),
     "artifact": artifact_table,
     **{name: partial(figure_table, name) for name in ("admission", "contention", "architecture", "arrivals")},
 }
