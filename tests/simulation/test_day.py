@@ -45,7 +45,7 @@ def simulate(*given: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, flags: tuple[str, ...]) -> None:
-    [result] = simulate(models(preset), seed, 6, (*flags, *ROWS), "--preset", preset)
+    [result] = simulate(models(preset), seed, 3, (*flags, *ROWS), "--preset", preset)
     assert result["hit_tokens"] > 0
     assert result["counts"]["states_evicted"] > 0
 

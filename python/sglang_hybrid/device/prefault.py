@@ -1,18 +1,22 @@
 """Creation off the critical path: a thread that keeps physical granules at hand."""
 
+import logging
 import threading
 from collections.abc import Callable
 
 from sglang_hybrid.core.errors import HybridError
 from sglang_hybrid.device.backing import PooledBacking
 
+logger = logging.getLogger(__name__)
+
 
 class Prefaulter:
     """Keeps `pooled` unmapped granules ready in `backing`, which wakes it when half of them were taken.
 
     Use it as a context manager, or `start` and `stop` it. `setup` runs first on its thread (a GPU wants its context
-    current there). A failure (the machine is out of memory) is kept in `error` and ends the attempt, not the thread:
-    the next `wake` tries again. What is mapped, and when, never depends on this thread, only how long mapping takes.
+    current there). A failure (the machine is out of memory) is kept in `error`, said once, and ends the attempt, not
+    the thread: the next `wake` tries again. What is mapped, and when, never depends on this thread, only how long
+    mapping takes.
     """
 
     def __init__(self, backing: PooledBacking, pooled: int, setup: Callable[[], None] | None = None) -> None:
@@ -74,6 +78,8 @@ class Prefaulter:
                 self.backing.prefault(self.pooled)
                 self.error = None
             except HybridError as error:
+                if self.error is None:
+                    logger.warning("no memory can be made ahead of need, so requests wait while pools grow: %s", error)
                 self.error = error
             with self._changed:
                 self._served = asked

@@ -45,12 +45,13 @@ def test_it_creates_no_more_than_the_limit_and_starts_with_its_setup(cuda):
         assert backing.committed_bytes == 8 * G
 
 
-def test_a_machine_out_of_memory_is_reported_and_tried_again(cuda):
+def test_a_machine_out_of_memory_is_reported_and_tried_again(cuda, caplog):
     with PooledBacking(CudaDriver(0, api=cuda), [16], G, limit=16) as backing:
         cuda.fail["cuMemCreate"] = [cuda.CUresult.CUDA_SUCCESS, cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY]
         with Prefaulter(backing, pooled=4) as prefaulter:
             prefaulter.wait()
             assert isinstance(prefaulter.error, PoolExhausted)
+            assert caplog.text.count("no memory can be made ahead of need") == 1
             assert backing.committed_bytes == G
             prefaulter.wake()
             prefaulter.wait()
