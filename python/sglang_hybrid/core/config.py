@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,11 @@ class HybridConfig:
                 raise ConfigError(f"unknown key in the hybrid configuration{hint}: {key!r}")
             values[key] = _coerce(key, value, type(known[key].default))
         return cls(**values)
+
+    @classmethod
+    def from_environment(cls) -> HybridConfig:
+        """What the launcher passed to its children; the defaults without a launcher of ours."""
+        return cls.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
 
     @classmethod
     def from_json(cls, text: str) -> HybridConfig:

@@ -73,7 +73,7 @@ def _check_mixed_chunk(namespace: Any, model: Model) -> None:
     """
     strategy = namespace.mamba_radix_cache_strategy
     recurrent = model.spec is not None and model.spec.is_recurrent
-    tracked = strategy != "no_buffer" if recurrent else strategy != "auto" and strategy != "no_buffer"
+    tracked = strategy != "no_buffer" and (recurrent or strategy != "auto")
     if namespace.enable_mixed_chunk and tracked and not namespace.disable_radix_cache:
         raise ConfigError(
             "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "

@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Any
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine import compat, report
 
@@ -62,7 +62,7 @@ def build_cache(ctx: Any) -> Any:
     from sglang_hybrid.engine.pools import hooks as pools
 
     verify_hooks()
-    config = HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
+    config = HybridConfig.from_environment()
     spec = report.model_spec(ctx)
     cache = build.build(ctx, config, spec)
     pools.connect(ctx, cache, spec)

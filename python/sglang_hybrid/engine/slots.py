@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -36,4 +35,7 @@ def per_request_of(namespace: Any) -> int:
 
 
 def unlocked() -> bool:
-    return os.environ.get(UNLOCK, "").strip().lower() in ("1", "true", "yes", "y", "on", "t")
+    """As SGLang reads its setting."""
+    from sglang.srt.environ import envs
+
+    return bool(getattr(envs, UNLOCK).get())

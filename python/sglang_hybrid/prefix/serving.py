@@ -35,6 +35,9 @@ _PREFILLING = 64
 
 NO_LIMIT = 1 << 62
 
+SHARED = (Kind.BRANCH, Kind.DECLARED)
+"""Marks of positions that others begin with: the conversation that saved one does not supersede it."""
+
 TUNED = -1.0
 """Value of `marconi_alpha` that lets the regret tuner choose."""
 
@@ -275,6 +278,27 @@ class Decisions:
         """The state of `mark` was saved or used just now."""
         self._uses += 1
         mark.touch = self._uses
+
+    def branch(self, arrival: Arrival, position: int, held: Mark | None) -> Mark | None:
+        """The mark for the state at `position`, `held` so far, if others part there; None: it keeps its own.
+
+        States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
+        """
+        grid, marks = self._grid, arrival.marks
+        shared = [at for at in marks if at // grid * grid == position and marks[at].kind in SHARED]
+        if not shared:
+            return None
+        mark = marks[max(shared)]
+        mark.touch = max(mark.touch, 0 if held is None else held.touch)
+        return mark
+
+    def superseded(self, mark: Mark, now: float) -> Mark | None:
+        """What `mark`, an earlier end of a request, becomes once a later end is saved; None where others share it."""
+        if mark.kind in SHARED:
+            return None
+        old = Mark(Kind.SUPERSEDED, now, mark.touch)
+        old.reuse_class = self.history.class_of(old)
+        return old
 
     def put(self, pool: Pool, candidate: Candidate) -> None:
         """`candidate` can be evicted from `pool`, or what is known of it changed."""

@@ -11,7 +11,6 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.cache import candidate
 from sglang_hybrid.prefix.candidates import VictimIndex
 from sglang_hybrid.prefix.lru import RecencyQueues
-from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.serving import Arrival, Decisions, Pool
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
@@ -21,7 +20,6 @@ from sglang_hybrid.prefix.tree_check import check as check_tree
 STATE_SHARE = 0.9 / 1.9  # of the memory goes to states: SGLang's default of --mamba-full-memory-ratio
 RUNNING_SLOTS = 3  # a running request's state and the two that its checkpoints alternate between
 GRID = 64
-_SHARED = (Kind.BRANCH, Kind.DECLARED)
 _POOLS = (Pool.STATES, Pool.KV)
 
 
@@ -134,12 +132,9 @@ class TwoPools:
 
     def _use(self, restart: Node, arrival: Arrival) -> None:
         """The request restarts at `restart`: that may turn out to be a branch; LRU may restart above it."""
-        start, state = restart.end, restart.state
-        shared = [at for at, mark in arrival.marks.items() if at // GRID * GRID == start and mark.kind in _SHARED]
-        if state is not None and shared:
-            restart.state = arrival.marks[max(shared)]
-            restart.state.touch = max(restart.state.touch, state.touch)
-        for at in self.decisions.uses(arrival, start):
+        if restart.state is not None:
+            restart.state = self.decisions.branch(arrival, restart.end, restart.state) or restart.state
+        for at in self.decisions.uses(arrival, restart.end):
             node: Node | None = restart
             while node is not None and node.end > at:
                 node = node.parent
@@ -150,10 +145,9 @@ class TwoPools:
     def _supersede(self, earlier: Node | None, later: Node, now: float) -> None:
         if earlier is None or earlier is later or earlier.parent is None or earlier.state is None:
             return
-        if earlier.state.kind not in _SHARED:
-            touch = earlier.state.touch
-            earlier.state = Mark(Kind.SUPERSEDED, now, touch)
-            earlier.state.reuse_class = self.decisions.history.class_of(earlier.state)
+        old = self.decisions.superseded(earlier.state, now)
+        if old is not None:
+            earlier.state = old
             self.tree.changed[earlier.id] = earlier
 
     def _make_room(self, states: int, kv_tokens: int, now: float) -> bool:

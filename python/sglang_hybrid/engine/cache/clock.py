@@ -45,7 +45,7 @@ class RankClock:
         rest = [item for item in received if not isinstance(item, Stamp)]
         if len(rest) < len(received):
             self._latest_s = max(self._latest_s, *(item.seconds for item in received if isinstance(item, Stamp)))
-        elif not self._warned and any(map(_is_request, rest)):
+        elif not self._warned and any(map(is_request, rest)):
             self._warned = True
             logger.error(
                 "requests reached this rank without the time: the cache cannot tell old entries from new ones and "
@@ -93,5 +93,6 @@ def take_stamps(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], d
     return None if _clock is None or not received else ((scheduler, _clock.receive(received)), {})
 
 
-def _is_request(item: Any) -> bool:
+def is_request(item: Any) -> bool:
+    """Whether a message to the scheduler is a request, or a batch of them."""
     return hasattr(item, "input_ids") or hasattr(item, "batch")

@@ -17,15 +17,12 @@ from sglang_hybrid.engine.cache.requests import Checkpoint, Tracked, tracked
 from sglang_hybrid.engine.cache.tiers import HostTier
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.misses import Seen, attribute
 from sglang_hybrid.prefix.serving import Arrival, Decisions, Pool
 
 logger = logging.getLogger(__name__)
 
-
-_SHARED = (Kind.BRANCH, Kind.DECLARED)
-"""Marks of positions that others begin with: the conversation that saved one does not supersede it."""
 
 _WINDOW = 8
 """More tokens than any convolution window of a model: a pass must compute that many to save one."""
@@ -159,19 +156,13 @@ class Driver:
             return found
 
     def _use(self, record: Tracked, arrival: Arrival, start: int) -> None:
-        """A request restarts at `start`: the state there is used, and may have turned out to be where others part.
-
-        States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
-        """
+        """A request restarts at `start`: the state there is used, and may have turned out to be where others part."""
         node = self.cache.tree_core._node_arena.get(record.matched) if start else None
         if node is None or node.parent is None or end_tokens(node) != start:
             return
-        marks = arrival.marks
-        shared = [at for at in marks if at // self.grid * self.grid == start and marks[at].kind in _SHARED]
-        held: Mark | None = getattr(node, "hybrid_mark", None)
-        if shared:
-            node.hybrid_mark = mark = marks[max(shared)]
-            mark.touch = max(mark.touch, 0 if held is None else held.touch)
+        branch = self.decisions.branch(arrival, start, getattr(node, "hybrid_mark", None))
+        if branch is not None:
+            node.hybrid_mark = branch
             self.victims.touch(node)
         for at in self.decisions.uses(arrival, start):
             used = node
@@ -292,9 +283,8 @@ class Driver:
         earlier, record.tip_node = record.tip_node, node
         if earlier is None or earlier is node or earlier.parent is None:
             return
-        if earlier.hybrid_mark.kind not in _SHARED:
-            old = Mark(Kind.SUPERSEDED, mark.last_s, earlier.hybrid_mark.touch)
-            old.reuse_class = self.decisions.history.class_of(old)
+        old = self.decisions.superseded(earlier.hybrid_mark, mark.last_s)
+        if old is not None:
             earlier.hybrid_mark = old
             self.victims.touch(earlier)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_hybrid.engine.cache.clock import PROCESS, is_request
 from sglang_hybrid.engine.frontend.settings import settings
-
-PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +27,13 @@ class Gate:
         ready: list[Any] = []
         pending, self._held = [*self._held, *received], []
         for message in pending:
-            if self._held and (_is_work(message) or _needs_idle(message)):
+            if self._held and (is_request(message) or _needs_idle(message)):
                 self._held.append(message)
             elif _needs_idle(message) and not idle:
                 logger.info("%s waits until the requests that run have ended", type(message).__name__)
                 self._held.append(message)
             else:
-                idle = idle and not _is_work(message)
+                idle = idle and not is_request(message)
                 ready.append(message)
                 if self._held and _is_abort(message):
                     self._held.append(message)  # for requests that wait here
@@ -69,10 +68,6 @@ def _needs_idle(message: Any) -> bool:
     if name == "ReleaseMemoryOccupationReqInput":
         return settings().memory != "elastic"  # which gives memory back under load
     return name.startswith("UpdateWeight") and bool(getattr(message, "flush_cache", False))
-
-
-def _is_work(message: Any) -> bool:
-    return hasattr(message, "input_ids") or hasattr(message, "batch")
 
 
 def _is_abort(message: Any) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.core.config import HybridConfig
 
 
 @functools.cache
 def settings() -> HybridConfig:
     """The configuration this server was started with; read at the first request, when the launcher has set it."""
-    return HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
+    return HybridConfig.from_environment()

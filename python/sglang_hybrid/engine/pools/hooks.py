@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
@@ -34,7 +35,7 @@ _DOZE_S = 0.01
 
 def register() -> list[str]:
     """Register the hooks with SGLang's HookRegistry and return their targets; none for static memory."""
-    config = sizes.configured()
+    config = HybridConfig.from_environment()
     if config.memory != "elastic":
         return []
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -72,7 +73,7 @@ def build(original: Callable[..., Any], configurator: Any, *args: Any, **kwargs:
 
 def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
     """Join the cache of this process with its arena; raises ConfigError where something else was built."""
-    config = sizes.configured()
+    config = HybridConfig.from_environment()
     if config.memory != "elastic":
         return
     from sglang_hybrid.engine.pools import telemetry

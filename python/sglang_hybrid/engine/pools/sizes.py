@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -91,10 +90,3 @@ def _driver(device: torch.device, sizing: Sizing) -> Driver:
 
 def _index(device: torch.device) -> int:
     return device.index if device.index is not None else torch.cuda.current_device()
-
-
-def configured() -> HybridConfig:
-    """The configuration the launcher passed to its children."""
-    from sglang_hybrid.core.config import ENVIRONMENT_KEY
-
-    return HybridConfig.from_json(os.environ.get(ENVIRONMENT_KEY, "{}"))
