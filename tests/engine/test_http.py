@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bodies import Document, body_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from refused import ENDS, MESSAGES, MISTAKES
-from support import Client
+from support import PATIENCE_S, Client, eventually
 
 from sglang_hybrid.demo.server import Server
 
@@ -65,7 +64,7 @@ def message(path: str, text: str) -> str:
 def stream(client: Client, **fields: Any) -> Iterator[dict[str, Any]]:
     """The events of a streamed request; to close the iterator is to hang up."""
     body = json.dumps({"input_ids": [5, 6, 7], "stream": True, **fields}).encode()
-    with client.open("/generate", body, timeout=900) as response:
+    with client.open("/generate", body, timeout=PATIENCE_S) as response:
         for line in response:
             if line.startswith(b"data: {"):
                 yield json.loads(line.removeprefix(b"data: "))
@@ -75,14 +74,6 @@ def running(client: Client) -> int:
     """Requests in the scheduler."""
     loads = json.loads(client.answer("/v1/loads", method="GET")[1])["loads"]
     return sum(int(load["num_running_reqs"]) + int(load["num_waiting_reqs"]) for load in loads)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(9_000):  # a quarter of an hour: only what hangs takes this long
-        if holds():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never came to be")
 
 
 @pytest.mark.parametrize("what", [*ENDS, *MISTAKES])
@@ -145,14 +136,14 @@ def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
 
 def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
     """The client's id is the beginning of another's."""
-    wait_until(lambda: running(client) == 0)
+    assert eventually(lambda: running(client) == 0)
     much = {"max_new_tokens": 1_200, "ignore_eos": True}
     others = stream(client, rid="b1", sampling_params=much)
     next(others)
     mine = stream(client, rid="b", sampling_params=much)
     next(mine)
     mine.close()
-    wait_until(lambda: running(client) <= 1)
+    assert eventually(lambda: running(client) <= 1)
     last = list(others)[-1]
     assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 1_200}
 
@@ -240,11 +231,11 @@ def test_the_server_is_as_before_and_ends(client: Client, server: Server, first_
     several = stream(client, sampling_params={"max_new_tokens": 1_500, "ignore_eos": True, "n": 3})
     next(several)
     several.close()
-    wait_until(lambda: running(client) == 0)
+    assert eventually(lambda: running(client) == 0)
     assert client.generate(PROMPT, 16)[0] == first_answer
     administrator = Client(server, MASTER)
-    wait_until(lambda: administrator.answer("/flush_cache", {})[0] == 200)
+    assert eventually(lambda: administrator.answer("/flush_cache", {})[0] == 200)
     assert client.generate(PROMPT, 16) == (first_answer, 0)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(900) == 0
+    assert server.process.wait(PATIENCE_S) == 0
     assert re.findall(r"Remaining number of requests (\d+)", server.log.read_text()) == ["0"]
