@@ -13,6 +13,8 @@ usage: sglang-hybrid COMMAND ...
   serve ...          start a server (the same as python -m sglang_hybrid.launch_server)
   simulate ...       replay traces against cache policies and capacities
   replay LOG ...     take the decisions of a server's request log again and compare them; exit status 1 if one differs
+  replay --simulate LOG ...
+                     simulate its requests: the same server, or another --policy, --states, --kv-tokens
   spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json)
   doctor             this environment and what is wrong with it; exit status 1 if something is
   doctor --url URL   the elastic memory of a running server: granules by kind, calls and their times, high-water marks
@@ -52,26 +54,9 @@ def _simulate(arguments: list[str]) -> int:
 
 
 def _replay(arguments: list[str]) -> int:
-    from pathlib import Path
+    from sglang_hybrid.sim import replay_cli
 
-    from sglang_hybrid.prefix.request_log import replay
-
-    if not arguments:
-        raise ConfigError("name at least one request log, as written under --hybrid-request-log: none given")
-    differ = 0
-    for log in arguments:
-        found = replay(Path(log))
-        end = "" if found.complete else " (the log ends early)"
-        end += f" ({found.skipped} cut line skipped)" if found.skipped else ""
-        name = log.encode("utf-8", "backslashreplace").decode("utf-8")  # file names are bytes, and need not be text
-        print(  # noqa: T201
-            f"{name}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
-            f"{len(found.differences)} decided differently{end}"
-        )
-        for difference in found.differences[:20]:
-            print(f"  {difference}")  # noqa: T201
-        differ += len(found.differences)
-    return 1 if differ else 0
+    return replay_cli.main(arguments)
 
 
 def _spec(arguments: list[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from restart import TieredTree
+from sglang_hybrid.prefix.serving import Pool
 from support import Client, Reference
 from test_cache_tree import sequences
 from test_hybrid_cache import ask, cached, misses
@@ -18,7 +19,6 @@ from test_prefix_cache import prompts, words
 
 from sglang_hybrid.prefix.candidates import Candidates
 from sglang_hybrid.prefix.request_log import replay
-from sglang_hybrid.prefix.serving import Pool
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.sim.cache import open_cache
 
 MODEL = ModelSpec(
     "small", kv_bytes_per_token=64, checkpoint_bytes=25_600, flops_per_token=1e6, flops_per_token_pair=1e2
@@ -26,7 +27,7 @@ GOLDEN = {
     "gdsf": 239_643,
     "marconi": 225_219,
     "marconi-paper": 221_388,
-    "marconi-regret": 231_507,
+    "marconi-online": 231_507,
     "forecast-unguarded": 284_372,
     "forecast": 284_372,
     "marconi:0": 229_538,

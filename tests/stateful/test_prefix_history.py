@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.history import History, Sighting
+from sglang_hybrid.prefix.history import History, HistoryMatch
 from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
@@ -22,11 +22,11 @@ class HistoryMachine(RuleBasedStateMachine):
         self.histories = [
             History(ReuseTable(PRIORS), max_tokens=120, max_marks=10, min_branch_tokens=2) for _ in range(2)
         ]
-        self.running: list[tuple[list[int], list[Sighting]]] = []
+        self.running: list[tuple[list[int], list[HistoryMatch]]] = []
         self.past: list[tuple[int, ...]] = []
         self.now = 0.0
 
-    def sightings(self, tokens: list[int], n_input: int, boundaries: tuple[int, ...] = ()) -> list[Sighting]:
+    def sightings(self, tokens: list[int], n_input: int, boundaries: tuple[int, ...] = ()) -> list[HistoryMatch]:
         both = [history.observe(as_tokens(tokens), n_input, self.now, boundaries) for history in self.histories]
         assert told(both[0]) == told(both[1])
         return both
@@ -87,7 +87,7 @@ class HistoryMachine(RuleBasedStateMachine):
         assert (ours.table.events, ours.table.passed) == (twin.table.events, twin.table.passed)
 
 
-def lengthened(history: History, sighting: Sighting, whole: Tokens, n_input: int, now: float) -> Mark:
+def lengthened(history: History, sighting: HistoryMatch, whole: Tokens, n_input: int, now: float) -> Mark:
     """The end of `whole`, by the short way where it is open."""
     leaf = sighting.leaf
     if leaf is not None and leaf.end == n_input and history.lengthen(leaf, whole[n_input:], sighting.tip, now):
@@ -99,7 +99,7 @@ def seen_of(mark: Mark) -> tuple[object, ...]:
     return mark.kind, mark.hits, mark.last_s, mark.depth, mark.reuse_class, mark.announced, mark.unkept
 
 
-def told(sighting: Sighting) -> tuple[object, ...]:
+def told(sighting: HistoryMatch) -> tuple[object, ...]:
     branch = None if sighting.branch is None else seen_of(sighting.branch)
     marks = [(position, seen_of(mark)) for position, mark in sighting.marks]
     return sighting.seen_tokens, marks, branch, seen_of(sighting.tip), sighting.kept_tokens

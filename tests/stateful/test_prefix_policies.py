@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.tokens import as_tokens
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.sim.cache import open_cache
 
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 MODELS = {
@@ -27,7 +27,6 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = open_cache(self.policy, CAPACITY_BYTES, self.model)
         self.past: list[list[int]] = []
-        self.locked: list[tuple[Node, list[int], int]] = []
         self.now = 0.0
 
     @rule(tokens=SEQUENCES, data=st.data(), gap=st.floats(-5.0, 100.0))
@@ -49,18 +48,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.commit(as_tokens(tokens), n_input, self.now, tuple(boundaries))
         self.past.append(tokens)
 
-    @precondition(lambda self: self.past and len(self.locked) < 2)
-    @rule(data=st.data())
-    def lock(self, data: st.DataObject) -> None:
-        tokens = data.draw(st.sampled_from(self.past))
-        held = self.cache.lookup(as_tokens(tokens), self.now)
-        self.locked.append((self.cache.lock(as_tokens(tokens)), tokens, held))
-
-    @precondition(lambda self: self.locked)
-    @rule(choice=st.integers(0, 9))
-    def unlock(self, choice: int) -> None:
-        self.cache.unlock(self.locked.pop(choice % len(self.locked))[0])
-
     @rule(tokens=SEQUENCES)
     def seed(self, tokens: list[int]) -> None:
         self.cache.seed(as_tokens(tokens), self.now)
@@ -68,8 +55,6 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.cache.check()
-        for _, tokens, held in self.locked:
-            assert self.cache.lookup(as_tokens(tokens), self.now) >= held
 
 
 @pytest.mark.parametrize("model", MODELS)

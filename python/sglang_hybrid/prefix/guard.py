@@ -7,7 +7,7 @@ whole of that, is used up. Then evictions follow recency until as much was saved
 order back. Each time it falls behind again, before everything it ever lost is won back, the time under recency
 doubles.
 
-**Bound.** For a cache of states with one byte budget (`PrefixCache`), whose requests come one after the other, find
+**Bound.** For a cache of states with one byte budget (`sim.cache`), whose requests come one after the other, find
 nothing locked and fit with all that is saved of them: be A the sum of 9/8 of the tokens LRU holds, one prompt, and the
 positions of the states LRU holds added up, each at its largest so far; be T how often the shadow was filled anew
 (`ShadowLru.turnovers`). Then at any time, for every policy and every sequence of requests,
@@ -20,7 +20,7 @@ positions of the states LRU holds added up, each at its largest so far; be T how
 1. A phase of the policy begins with a balance of 0 and ends when it is below minus an eighth. The balance is never
    above what was won, so the phase loses at most an eighth of what LRU holds and the tokens of its last request; what
    is left of a phase after a moment at which nothing was owed loses 9/8 and those tokens at most.
-2. Uses count under recency as they count for LRU (`PrefixCache._compare`, `Decisions.uses`). So what was saved or used
+2. Uses count under recency as they count for LRU (`Decisions.uses`). So what was saved or used
    since the phase of recency began is as old here as in the shadow, and what only is held here is older than all that
    LRU holds. It goes first, and without it there is no more to hold than LRU holds. So nothing of that leaves before
    LRU drops it.
@@ -44,9 +44,10 @@ LeCaR (Vietri et al. 2018) and set duelling (Qureshi et al. 2007); the balance i
 """
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.admission import MOST_POSITIONS, AdmissionPolicy, Prefill
+from sglang_hybrid.prefix.admission import MOST_POSITIONS, AdmissionPolicy
 from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.heap import Heap, Place
+from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.shadow import ShadowLru
 from sglang_hybrid.prefix.tokens import Tokens
 from sglang_hybrid.prefix.tree import Match
@@ -109,16 +110,16 @@ def restored(positions: list[int], restart_tokens: int, lru_tokens: int) -> list
     return sorted([*positions[-(MOST_POSITIONS - 1) :], lru_tokens])
 
 
-def passed(admission: AdmissionPolicy, guard: Guard, prefill: Prefill, lru_tokens: int, known_tokens: int) -> list[int]:
-    """What LRU, restarting at `lru_tokens`, would save of that which `prefill` skips; KV of `known_tokens` it has.
+def passed(admission: AdmissionPolicy, guard: Guard, request: Request, kv_tokens: int) -> list[int]:
+    """What LRU, which resumes `request` at its `lru_tokens` and has KV of `kv_tokens`, would save of what it skips.
 
-    Under recency that is where `prefill` restarts: of what lies before it is not known whether it is held here.
+    Under recency that is where the request resumes: of what lies before it is not known whether it is held here.
     """
-    restart = prefill.restart_tokens
+    start = request.cached_tokens
     if guard.by_recency:
-        return [restart]
-    more = prefill._replace(restart_tokens=lru_tokens, known_tokens=known_tokens)
-    return [at for at in admission.positions(more) if at <= restart]
+        return [start]
+    end = request.prompt_tokens - 1
+    return [at for at in admission.positions(request, request.lru_tokens, end, kv_tokens) if at <= start]
 
 
 class GuardedIndex:

@@ -22,13 +22,13 @@ PATH_MARKS = 128  # marks on the way of one prompt: every request along it looks
 STRIDE = 2  # age bins whose passing is counted at once
 
 
-class Sighting(NamedTuple):
+class HistoryMatch(NamedTuple):
     """What the history knew about a request: tokens seen before, and the marks on its way in order of position.
 
     `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below
-    that, `branch` the one created by this request (or None), `tip` the mark at its end. The latest request with all of
-    the seen tokens had `kept_tokens` of its sequence cached (-1: unknown; 0: they were only announced). `leaf` is the
-    node of `tip`.
+    that, `branch` the one created by this request (or None), `tip` the mark at its end, `declared` those of its
+    boundaries. The latest request with all of the seen tokens had `kept_tokens` of its sequence cached (-1: unknown;
+    0: they were only announced). `leaf` is the node of `tip`.
     """
 
     seen_tokens: int
@@ -37,6 +37,7 @@ class Sighting(NamedTuple):
     tip: Mark
     kept_tokens: int = -1
     leaf: Node | None = None
+    declared: tuple[tuple[int, Mark], ...] = ()
 
 
 class History:
@@ -66,7 +67,7 @@ class History:
         self._min_branch_tokens = min_branch_tokens
         self._context_tokens = context_tokens
 
-    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
+    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> HistoryMatch:
         """Enter one finished request, learn from it, and return what was known before it came."""
         self._age(now)
         prompt = tokens if n_input >= tokens.size else tokens[:n_input]
@@ -86,11 +87,10 @@ class History:
         branch = None
         if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
-        for position in boundaries:
-            self._mark(self.tree.node_at(leaf, position), Kind.DECLARED, now)
+        declared = tuple([(at, self._mark(self.tree.node_at(leaf, at), Kind.DECLARED, now)) for at in boundaries])
         self._evict()
         self.table.refresh()
-        return tuple.__new__(Sighting, (found.kv_tokens, marks, branch, tip, kept, leaf))
+        return tuple.__new__(HistoryMatch, (found.kv_tokens, marks, branch, tip, kept, leaf, declared))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
         """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.

@@ -5,9 +5,10 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sglang_hybrid.prefix.admission import ADMISSIONS
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.serving import TUNED, Pool
+from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.policies import find
 
 LINE_BYTES = 1 << 26
 """No line is longer: six million tokens."""
@@ -66,6 +67,13 @@ def _flag(name: str) -> Field:
     return Field(name, "true or false", lambda v: type(v) is bool)
 
 
+def _is_policy(value: Any) -> bool:
+    try:
+        return type(value) is str and find(value) is not None
+    except ConfigError:
+        return False
+
+
 def _or_null(field: Field) -> Field:
     return Field(field.name, f"{field.expected}, or null", lambda v: v is None or field.holds(v))
 
@@ -84,9 +92,10 @@ _CANDIDATE = (
 
 LINES: Mapping[str, tuple[Field, ...]] = {
     "arrive": (
-        _REQUEST, _NOW, _NAMESPACE, _whole("restart"), _whole("known"), _whole("limit", 0, _INT64),
+        _REQUEST, _NOW, _NAMESPACE, _whole("cached"), _whole("kv"), _whole("limit", 0, _INT64),
         _wholes("boundaries", 1), _TOKENS, _wholes("positions"), _whole("seen"),
     ),
+    "resumed": (_REQUEST, _whole("position", 1)),
     "computed": (_REQUEST,),
     "finish": (_REQUEST, _NOW, _whole("length"), _TOKENS, _whole("kept")),
     "saved": (_REQUEST, _wholes("positions", 1)),
@@ -94,18 +103,13 @@ LINES: Mapping[str, tuple[Field, ...]] = {
     "flushed": (),
     "put": (_POOL, *_CANDIDATE),
     "discard": (_POOL, _ID),
-    "victim": (_POOL, _NOW, _or_null(_ID), _or_null(_number("alpha", 0.0, _COST))),
+    "victim": (_POOL, _NOW, _or_null(_ID), _number("alpha", 0.0, _COST)),
     "seed": (_NOW, _NAMESPACE, _TOKENS),
     "full": (),
 }  # fmt: skip
 """The kinds of lines after the first, and what follows the kind."""
 
-SETTINGS: tuple[Field, ...] = (
-    _choice("admission", ADMISSIONS),
-    _choice("eviction", ("forecast", "marconi")),
-    _number("marconi_alpha", TUNED, _COST),
-    _whole("grid", 1),
-    _flag("guarded"),
+_COSTS = (
     _text("name"),
     _whole("kv_bytes_per_token", 0, _INT64),
     _whole("checkpoint_bytes", 0, _INT64),
@@ -113,6 +117,16 @@ SETTINGS: tuple[Field, ...] = (
     _number("flops_per_token_pair", 0.0, _COST),
     _whole("context_tokens"),
 )
+COSTS = tuple(field.name for field in _COSTS)
+"""What of a ModelSpec decides anything."""
+
+SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens")
+"""What a simulated server is made from (`sim.server.Shape`); all 0 where there are no two pools of fixed size."""
+
+SETTINGS: tuple[Field, ...] = (
+    Field("policy", "the name of a policy", _is_policy), _whole("grid", 1), _flag("guarded"), *_COSTS,
+    *(_whole(name) for name in SHAPE),
+)  # fmt: skip
 """What the first line says of the server."""
 
 

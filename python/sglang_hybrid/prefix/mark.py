@@ -40,7 +40,7 @@ class Mark:
     """
 
     __slots__ = (
-        "announced", "depth", "gap_s", "heir", "hits", "kind", "last_s", "lost", "newer", "node", "older", "refused",
+        "announced", "depth", "gap_s", "hits", "kind", "last_s", "lost", "newer", "node", "older", "refused",
         "reuse_class", "room", "stage", "touch", "unkept",
     )  # fmt: skip
 
@@ -57,7 +57,6 @@ class Mark:
         self.newer: Mark | None = None
         self.stage = -1
         self.node: Node | None = None
-        self.heir: Mark | None = None
         self.lost = False
         self.refused = False
         self.unkept = 0

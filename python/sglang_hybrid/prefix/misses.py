@@ -1,7 +1,8 @@
 """Why a prompt token was computed although a cache was there: every one of them gets exactly one reason."""
 
 from types import MappingProxyType
-from typing import NamedTuple
+
+from sglang_hybrid.prefix.request import Request
 
 REASONS = MappingProxyType(
     {
@@ -17,50 +18,31 @@ REASONS = MappingProxyType(
 )
 
 
-class Seen(NamedTuple):
-    """What is known of one prompt when its prefill begins; all in tokens from its start.
+def attribute(request: Request, grid: int = 1, step: int = 1) -> dict[str, int]:
+    """Prompt tokens that `request` computes, by reason, only reasons with any.
 
-    `hit`: where it restarts; `known`: its KV that is cached; `seen`: what any earlier request computed; `in_flight`:
-    what it shares with a request that is being computed; `lost`, `refused`: the deepest position whose state was given
-    up or not taken (0: none); `kept`: how far an earlier request kept what it computed of it (-1: unknown); `grid`: the
-    distance of positions that can be restarted from; `step`: the least distance of two states; `limit`: where it may
-    restart at most.
+    It could have resumed at multiples of `grid` tokens only, and no two states lie closer than `step`.
     """
-
-    prompt: int
-    hit: int
-    known: int = 0
-    seen: int = 0
-    in_flight: int = 0
-    lost: int = 0
-    refused: int = 0
-    kept: int = -1
-    grid: int = 1
-    step: int = 1
-    limit: int = 1 << 62
-
-
-def attribute(seen: Seen) -> dict[str, int]:
-    """Tokens by reason, only reasons with any; they add up to `prompt - hit`."""
+    hit, prompt = request.cached_tokens, request.prompt_tokens
     # The last token of a prompt is always computed: its logits are what was asked for.
-    matched = max(seen.hit, min(max(seen.seen, seen.known), seen.prompt))
-    missed = seen.prompt - matched
-    disabled = max(0, matched - max(seen.hit, seen.limit))
+    matched = max(hit, min(max(request.seen_tokens, request.kv_tokens), prompt))
+    missed = prompt - matched
+    disabled = max(0, matched - max(hit, request.limit_tokens))
     matched -= disabled
-    reachable = max(seen.hit, min(matched, seen.prompt - 1) // seen.grid * seen.grid)
-    if 0 <= seen.kept < reachable:
-        reachable = max(seen.hit, min(seen.known, reachable), seen.kept)
-    known = min(max(seen.known, seen.hit), reachable)
-    lost = min(max(seen.lost, seen.hit), known)
-    refused = min(max(seen.refused, lost), known)
-    in_flight = min(max(seen.in_flight, known), reachable)
-    pending = known - refused if known - refused >= seen.step else 0
+    reachable = max(hit, min(matched, prompt - 1) // grid * grid)
+    if 0 <= request.kept_tokens < reachable:
+        reachable = max(hit, min(request.kv_tokens, reachable), request.kept_tokens)
+    known = min(max(request.kv_tokens, hit), reachable)
+    lost = min(max(request.lost_tokens, hit), known)
+    refused = min(max(request.refused_tokens, lost), known)
+    in_flight = min(max(request.in_flight_tokens, known), reachable)
+    pending = known - refused if known - refused >= step else 0
     return _positive(
         {
             "never_seen": missed,
             "in_flight": in_flight - known,
             "kv_evicted": reachable - in_flight,
-            "state_evicted": lost - seen.hit,
+            "state_evicted": lost - hit,
             "refused": refused - lost,
             "branch_pending": pending,
             "below_granularity": matched - reachable + known - refused - pending,

@@ -4,9 +4,10 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 
 | line | meaning |
 | --- | --- |
-| `["arrive", request, s, namespace, restart, known, limit, boundaries, tokens, positions, seen]` | a prefill began |
+| `["arrive", request, s, namespace, cached, kv, limit, boundaries, tokens, positions, seen]` | a prefill began |
+| `["resumed", request, position]` | it resumes at the state the history knows at `position` |
 | `["computed", request]` | it is cached; behind `finish`: all of it that ever will be |
-| `["finish", request, s, length, tokens behind the input, kept]` | it ended, in mid-prefill if shorter than its input |
+| `["finish", request, s, length, tokens of the answer, kept]` | it ended, in mid-prefill if shorter than its prompt |
 | `["saved", request, positions]` | states of it are in the cache |
 | `["fit", states, tokens, bytes]`, `["flushed"]` | what the cache has to get along with; it was emptied |
 | `["put", pool, candidate...]`, `["discard", pool, id]` | what can be evicted |
@@ -22,7 +23,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,14 +34,16 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.log_schema import LINE_BYTES, Damage, check_line, check_settings, parsed
-from sglang_hybrid.prefix.serving import NO_LIMIT, TUNED, Arrival, Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, SHAPE, Damage, check_line, check_settings, parsed
+from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.shadow import UNLIMITED
 from sglang_hybrid.prefix.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -138,50 +141,52 @@ class RecordedDecisions(Decisions):
         self,
         log: RequestLog,
         model: ModelSpec,
-        admission: str,
-        eviction: str,
-        marconi_alpha: float,
+        policy: str,
         grid: int = 1,
         guarded: bool = True,
+        shape: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(model, admission, eviction, marconi_alpha, grid=grid, guarded=guarded)
+        super().__init__(model, policy, grid=grid, guarded=guarded)
         self._log = log
-        costs = {key: value for key, value in asdict(model).items() if key in _COSTS}
-        choices = dict(zip(_CHOICES, (admission, eviction, marconi_alpha, grid, guarded), strict=True))
-        log.write(VERSION, {**choices, **costs})
+        costs = {key: value for key, value in asdict(model).items() if key in COSTS}
+        sizes = {name: 0 if shape is None else shape[name] for name in SHAPE}
+        log.write(VERSION, {"policy": policy, "grid": grid, "guarded": guarded, **costs, **sizes})
 
     def arrive(
         self,
         request_id: str,
         tokens: Tokens,
         now: float,
-        restart_tokens: int,
-        known_tokens: int,
+        cached_tokens: int,
+        kv_tokens: int,
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
         limit_tokens: int = NO_LIMIT,
-    ) -> Arrival:
-        arrival = super().arrive(
-            request_id, tokens, now, restart_tokens, known_tokens, namespace, boundaries, limit_tokens
-        )
+    ) -> Request:
+        request = super().arrive(request_id, tokens, now, cached_tokens, kv_tokens, namespace, boundaries, limit_tokens)
         name, values = self._number(namespace), self._log.tokens(tokens)
-        head = ("arrive", request_id, now, name, restart_tokens, known_tokens, limit_tokens, boundaries)
-        self._log.write(*head, values, arrival.positions, arrival.seen_tokens)
-        return arrival
+        head = ("arrive", request_id, now, name, cached_tokens, kv_tokens, limit_tokens, boundaries)
+        self._log.write(*head, values, request.positions, request.seen_tokens)
+        return request
+
+    def resumed(self, request: Request, held: Mark) -> None:
+        known = next((at for at, mark in request.earlier if mark is held), None)
+        super().resumed(request, held)
+        if known is not None:  # of others the history learns nothing
+            self._log.write("resumed", request.id, known)
 
     def computed(self, request_id: str) -> None:
         super().computed(request_id)
         self._log.write("computed", request_id)
 
-    def finish(self, request_id: str, arrival: Arrival, tokens: Tokens, now: float, kept_tokens: int) -> None:
-        n_input = arrival.key.size - 1
-        super().finish(request_id, arrival, tokens, now, kept_tokens)
-        tail = self._log.tokens(tokens)[n_input:]
-        self._log.write("finish", request_id, now, len(tokens), tail, kept_tokens)
+    def finish(self, request: Request, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        super().finish(request, tokens, now, kept_tokens)
+        answer = self._log.tokens(tokens)[request.prompt_tokens :]
+        self._log.write("finish", request.id, now, len(tokens), answer, kept_tokens)
 
-    def saved(self, request_id: str, arrival: Arrival, positions: list[int]) -> None:
-        super().saved(request_id, arrival, positions)
-        self._log.write("saved", request_id, positions)
+    def saved(self, request: Request, positions: list[int]) -> None:
+        super().saved(request, positions)
+        self._log.write("saved", request.id, positions)
 
     def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
         super().fit(states, kv_tokens, held_bytes)
@@ -210,17 +215,6 @@ class RecordedDecisions(Decisions):
         self._log.write("seed", now, self._number(namespace), self._log.tokens(tokens))
 
 
-_COSTS = (
-    "name",
-    "kv_bytes_per_token",
-    "checkpoint_bytes",
-    "flops_per_token",
-    "flops_per_token_pair",
-    "context_tokens",
-)
-_CHOICES = ("admission", "eviction", "marconi_alpha", "grid", "guarded")
-
-
 @dataclass
 class Replayed:
     """What a replay found: how much it repeated, and the lines (numbers from 1) whose decision came out differently.
@@ -236,8 +230,8 @@ class Replayed:
     skipped: int = 0
 
 
-def replay(path: Path) -> Replayed:
-    """Ask the questions of a log again, in a fresh `Decisions`, and compare every admission and eviction.
+def read_log(path: Path) -> Iterator[tuple[int, Any]]:
+    """The settings, then every line but the first with its number; a last line that is cut is [].
 
     Raises ConfigError for a file that is not a log, and for a damaged line, by its number and what is wrong with it.
     """
@@ -245,21 +239,41 @@ def replay(path: Path) -> Replayed:
     try:
         with path.open("rb") as file:
             number = 1
-            asked = _Replay(_decisions(_first(path, file.readline(LINE_BYTES + 1))))
+            yield number, _first(path, file.readline(LINE_BYTES + 1))
             while raw := file.readline(LINE_BYTES + 1):
                 number += 1
                 if not raw.endswith(b"\n") and len(raw) <= LINE_BYTES:
-                    asked.cut()  # the disk was full, or the server ended within a line
-                    break
+                    yield number, []  # the disk was full, or the server ended within a line
+                    return
                 line = parsed(raw)
                 check_line(line)
-                asked.line(f"line {number}", *line)
+                yield number, line
     except OSError as error:
         raise ConfigError(f"cannot read the request log ({error.strerror}): {path}") from error
     except Damage as error:
-        raise ConfigError(
-            f"the request log is damaged, let a server write another: {path}, line {number}: {error}"
-        ) from error
+        raise damaged(path, number, error) from error
+
+
+def damaged(path: Path, number: int, error: Damage) -> ConfigError:
+    """What to say of a damaged line."""
+    return ConfigError(f"the request log is damaged, let a server write another: {path}, line {number}: {error}")
+
+
+def replay(path: Path) -> Replayed:
+    """Ask the questions of a log again, in a fresh `Decisions`, and compare every admission and eviction.
+
+    Raises ConfigError as `read_log` does, and for a line that contradicts those before it.
+    """
+    lines = read_log(path)
+    asked = _Replay(_decisions(next(lines)[1]))
+    for number, line in lines:
+        try:
+            if line:
+                asked.line(f"line {number}", *line)
+            else:
+                asked.cut()
+        except Damage as error:
+            raise damaged(path, number, error) from error
     return asked.found
 
 
@@ -272,11 +286,14 @@ def _first(path: Path, raw: bytes) -> dict[str, Any]:
     raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")
 
 
+def model_of(settings: dict[str, Any]) -> ModelSpec:
+    """What the server's model costs."""
+    return ModelSpec(**{key: settings[key] for key in COSTS})
+
+
 def _decisions(settings: dict[str, Any]) -> Decisions:
-    choices = {key: settings[key] for key in _CHOICES}
-    if choices["marconi_alpha"] == TUNED:
-        choices["marconi_alpha"] = 0.0  # the weight at each eviction is in the log
-    return Decisions(ModelSpec(**{key: settings[key] for key in _COSTS}), **choices)
+    """As the server made them; where its tuner moved Marconi's weight, each eviction names it."""
+    return Decisions(model_of(settings), settings["policy"], grid=settings["grid"], guarded=settings["guarded"])
 
 
 class _Replay:
@@ -285,11 +302,11 @@ class _Replay:
     def __init__(self, decisions: Decisions) -> None:
         self.found = Replayed()
         self._decisions = decisions
-        self._arrivals: dict[str, tuple[Arrival, Tokens]] = {}
+        self._arrivals: dict[str, tuple[Request, Tokens]] = {}
         self._kinds: dict[str, Callable[..., None]] = {
             "arrive": self._arrive, "computed": self._computed, "finish": self._finish, "put": self._put,
             "discard": self._discard, "victim": self._victim, "seed": self._seed, "full": self._full,
-            "saved": self._saved, "fit": self._fit, "flushed": self._flushed,
+            "saved": self._saved, "fit": self._fit, "flushed": self._flushed, "resumed": self._resumed,
         }  # fmt: skip
 
     def line(self, where: str, kind: str, *values: Any) -> None:
@@ -302,13 +319,13 @@ class _Replay:
         self.found.skipped += 1
 
     def _arrive(
-        self, where: str, request: str, now: float, name: int, restart: int, known: int, limit: int,
+        self, where: str, request: str, now: float, name: int, cached: int, kv: int, limit: int,
         boundaries: list[int], tokens: list[int], positions: list[int], seen: int,
     ) -> None:  # fmt: skip
         if boundaries and max(boundaries) > len(tokens):
             raise Damage(f"boundaries lie in the {len(tokens)} tokens of the request", boundaries)
         values = np.array(tokens, np.int32)
-        arrival = self._decisions.arrive(request, values, now, restart, known, str(name), tuple(boundaries), limit)
+        arrival = self._decisions.arrive(request, values, now, cached, kv, str(name), tuple(boundaries), limit)
         self._arrivals[request] = arrival, values
         found = self.found
         found.requests += 1
@@ -317,6 +334,13 @@ class _Replay:
             found.differences.append(f"{where}: checkpoints at {list(arrival.positions)} instead of {positions}")
         if arrival.seen_tokens != seen:
             found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
+
+    def _resumed(self, _: str, request: str, position: int) -> None:
+        arrival, _values = self._arrived(request)
+        held = next((mark for at, mark in arrival.earlier if at == position), None)
+        if held is None:
+            raise Damage("a request resumes where the history knows a state", position)
+        self._decisions.resumed(arrival, held)
 
     def _computed(self, _: str, request: str) -> None:
         self._decisions.computed(request)
@@ -328,15 +352,15 @@ class _Replay:
         if arrival.ended:
             raise Damage("a request finishes once", request)
         whole = np.concatenate((values, np.array(tail, np.int32)))
-        self._decisions.finish(request, arrival, whole[:length], now, kept)
+        self._decisions.finish(arrival, whole[:length], now, kept)
 
     def _saved(self, _: str, request: str, positions: list[int]) -> None:
         arrival, _values = self._arrived(request)
         if positions and max(positions) > arrival.key.size - 1:
             raise Damage(f"states lie in the {arrival.key.size - 1} tokens of the request", positions)
-        self._decisions.saved(request, arrival, positions)
+        self._decisions.saved(arrival, positions)
 
-    def _arrived(self, request: str) -> tuple[Arrival, Tokens]:
+    def _arrived(self, request: str) -> tuple[Request, Tokens]:
         if request not in self._arrivals:
             raise Damage("a request arrives before anything becomes of it", request)
         return self._arrivals[request]
@@ -353,7 +377,7 @@ class _Replay:
     def _discard(self, _: str, pool: str, candidate_id: int) -> None:
         self._decisions.discard(Pool(pool), candidate_id)
 
-    def _victim(self, where: str, pool: str, now: float, victim: int | None, alpha: float | None) -> None:
+    def _victim(self, where: str, pool: str, now: float, victim: int | None, alpha: float) -> None:
         self._decisions.alpha = alpha
         again = self._decisions.victim(Pool(pool), now)
         self.found.evictions += victim is not None

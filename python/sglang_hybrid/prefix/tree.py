@@ -4,7 +4,7 @@ Normal form, restored by every public method (see `check`): a node stays only if
 more children, or is pinned (or the tree is `kv_only`: KV is reason enough). So KV below the last checkpoint is freed,
 a checkpoint can go while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is
 absorbed by its child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV
-priced at zero.
+priced at zero. With `settles=False` nodes stay as they are until they are `cut`: that is SGLang's tree.
 
 The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names what
 changed since the caller last cleared it: in `changed` the nodes with other children, checkpoint, edge or locks, in
@@ -52,8 +52,9 @@ class Freed:
 class RadixTree:
     """A radix tree over int32 token ids; every method is O(path length + tokens compared or cut)."""
 
-    def __init__(self, kv_only: bool = False) -> None:
+    def __init__(self, kv_only: bool = False, settles: bool = True) -> None:
         self.kv_only = kv_only
+        self.settles = settles
         self.root: Node = Node(0, b"", -1, 0, None, 0.0)
         self.kv_tokens = 0
         self.states = 0
@@ -168,7 +169,7 @@ class RadixTree:
         self._rebase(node)
 
     def lock(self, node: Node) -> None:
-        """Protect `node`, its checkpoint and the KV of its whole path until `unlock`; may be nested."""
+        """Protect `node` and the KV of its whole path until `unlock`; may be nested. Its checkpoint may be dropped."""
         self._require_live(node)
         node.pins += 1
         self._add_locks(node, 1)
@@ -184,10 +185,10 @@ class RadixTree:
     def drop(self, node: Node) -> Freed:
         """Free the checkpoint of `node` and all KV that no checkpoint, branch or lock needs then.
 
-        `kv_only`: free the leaf's edge instead. Raises InvariantError if the node is locked or has nothing to drop.
+        `kv_only`: free the leaf's edge instead. Raises InvariantError if that is locked or there is nothing to drop.
         """
-        if node.locks or node.parent is None or (node.state is None and not (self.kv_only and node.is_leaf)):
-            raise InvariantError(f"only an unlocked checkpoint (or unlocked leaf KV) can be dropped: node {node.id}")
+        if node.parent is None or (not (self.kv_only and node.is_leaf and not node.locks) and node.state is None):
+            raise InvariantError(f"only a checkpoint (or unlocked leaf KV) can be dropped: node {node.id}")
         freed: Freed = Freed()
         if node.state is not None:
             freed.states.append(node.state)
@@ -195,10 +196,22 @@ class RadixTree:
             self.states -= 1
             self.changed[node.id] = node
             self._rebase(node)
-        if self.kv_only and node.is_leaf:
+        if self.kv_only and node.is_leaf and not node.locks:
             self._remove_leaf(node, freed)
         else:
             self._settle(node, freed)
+        return freed
+
+    def cut(self, leaf: Node) -> Freed:
+        """Free an unlocked leaf, its checkpoint and its edge; raises InvariantError for other nodes."""
+        if leaf.parent is None or leaf.locks or leaf.children:
+            raise InvariantError(f"only an unlocked leaf can be cut: node {leaf.id}")
+        freed: Freed = Freed()
+        if leaf.state is not None:
+            freed.states.append(leaf.state)
+            leaf.state = None
+            self.states -= 1
+        self._remove_leaf(leaf, freed)
         return freed
 
     def trim(self, leaf: Node, kv_tokens: int) -> Freed:
@@ -225,7 +238,7 @@ class RadixTree:
         return freed
 
     def _settle(self, node: Node, freed: Freed) -> None:
-        if node.parent is None or node.state is not None or node.pins:
+        if node.parent is None or node.state is not None or node.pins or not self.settles:
             return
         children = node.children
         if not children:

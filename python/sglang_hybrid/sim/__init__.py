@@ -3,7 +3,8 @@
 From Python: `read_trace` or `generate` give a `Trace`, `open_cache` a cache, `replay` runs one through the other.
 """
 
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.prefix.policies import POLICIES
+from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import Replay, replay
 from sglang_hybrid.sim.trace import Request, Trace, TraceError

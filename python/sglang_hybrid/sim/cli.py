@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import PRESETS, ModelSpec, from_config, preset
+from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.sim import grid, plots, workloads
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.latency import HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.readers import FORMATS

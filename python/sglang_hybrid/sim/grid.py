@@ -13,11 +13,10 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.sim import workloads
 from sglang_hybrid.sim.bound import SpaceTimeBound
-from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.sim.cache import POOLS, open_cache, open_server
 from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import Outcome, hit_columns, measure
-from sglang_hybrid.sim.pools import POOL_POLICIES, open_pools
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import check_capacity, replay
 from sglang_hybrid.sim.reuse import ReuseIndex
@@ -43,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cell:
-    """One replay to do; `policy` is a name of `open_cache` or `open_pools`, or one of CEILINGS."""
+    """One replay to do; `policy` is a name of POLICIES, one behind `pools:` (a server), or one of CEILINGS."""
 
     source: Source
     model: ModelSpec
@@ -92,8 +91,9 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         fields = _ceiling(cell, trace)
     else:
         check_capacity(cell.capacity_bytes)
-        opened = open_pools if cell.policy in POOL_POLICIES else open_cache
-        cache = opened(cell.policy, cell.capacity_bytes, cell.model)
+        pools = cell.policy.startswith(POOLS)
+        opened = open_server if pools else open_cache
+        cache = opened(cell.policy.removeprefix(POOLS), cell.capacity_bytes, cell.model)
         result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)

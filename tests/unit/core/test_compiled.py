@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sglang_hybrid.prefix.snapshot import SavedMark, Snapshot
 
 import sglang_hybrid.prefix
 from sglang_hybrid.core import compiled
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.mark import Kind
-from sglang_hybrid.prefix.snapshot import SavedMark, Snapshot
 from sglang_hybrid.prefix.tuner import LoggedRequest, ReplayJob, replay_hit_tokens
 
 DECIDE = """

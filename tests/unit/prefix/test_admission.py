@@ -1,63 +1,78 @@
-"""Admission policies: which positions of a prefill get a checkpoint."""
+"""Admission policies: at which positions of a request a state is saved."""
 
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.admission import ADMISSIONS, AllChunks, BranchAndEnd, EveryN, Judicious, Prefill
-from sglang_hybrid.prefix.history import Sighting
+from sglang_hybrid.prefix.admission import AdmissionPolicy, BranchAndEnd, EveryN, Judicious, reachable
 from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.policies import POLICIES
+from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tokens import as_tokens
 
 
-def prefill(**changes: object) -> Prefill:
-    values: dict[str, object] = {"restart_tokens": 0, "known_tokens": 0, "input_tokens": 100, "end_tokens": 130}
-    return Prefill(**(values | changes))  # type: ignore[arg-type]
-
-
-def seen(tokens: int, branch: bool, *marks: tuple[int, Kind]) -> Sighting:
-    known = tuple((at, Mark(kind, 0.0)) for at, kind in marks)
-    return Sighting(tokens, known, Mark(Kind.BRANCH, 0.0) if branch else None, Mark(Kind.FRESH, 0.0))
+def asked(
+    policy: AdmissionPolicy, *earlier: tuple[int, Kind], start: int = 0, end: int = 130, kv: int = 0, seen: int = 0,
+    boundaries: tuple[int, ...] = (),
+) -> list[int]:  # fmt: skip
+    """Positions in a prompt of 100 tokens and an answer up to `end`; `seen` tokens came before, and part there."""
+    request = Request("", 0.0, 100, start, kv, as_tokens([]), Mark(Kind.FRESH, 0.0), boundaries)
+    request.seen_tokens = seen
+    request.branch = Mark(Kind.BRANCH, 0.0) if seen else None
+    request.earlier = tuple((at, Mark(kind, 0.0)) for at, kind in earlier)
+    return policy.positions(request, start, end, kv)
 
 
 def test_every_n_takes_whole_blocks_and_the_end() -> None:
-    assert EveryN(32).positions(prefill()) == [32, 64, 96, 128, 130]
-    assert EveryN(32).positions(prefill(restart_tokens=64)) == [96, 128, 130]
-    assert AllChunks(64).positions(prefill()) == [64, 128, 130]
+    assert asked(EveryN(32)) == [32, 64, 96, 128, 130]
+    assert asked(EveryN(32), start=64) == [96, 128, 130]
+    assert asked(EveryN(64)) == [64, 128, 130]
     with pytest.raises(ConfigError):
         EveryN(0)
 
 
 def test_marconi_takes_the_branch_point_and_the_last_token() -> None:
-    assert BranchAndEnd().positions(prefill()) == [130]
-    assert BranchAndEnd().positions(prefill(known_tokens=40)) == [40, 130]
-    assert BranchAndEnd().positions(prefill(known_tokens=40, restart_tokens=40)) == [130]
-    assert BranchAndEnd().positions(prefill(known_tokens=100)) == [130]  # the whole input was known: no branch in it
+    assert asked(BranchAndEnd()) == [130]
+    assert asked(BranchAndEnd(), kv=40) == [40, 130]
+    assert asked(BranchAndEnd(), kv=40, start=40) == [130]
+    assert asked(BranchAndEnd(), kv=100) == [130]  # the whole prompt was known: no branch in it
 
 
 def test_judicious_sees_a_branch_whose_kv_is_gone() -> None:
-    assert Judicious().positions(prefill(sighting=seen(40, True))) == [40, 130]
+    assert asked(Judicious(), seen=40) == [40, 130]
 
 
 def test_judicious_takes_shared_positions_again_but_no_superseded_ends() -> None:
-    sighting = seen(90, True, (20, Kind.BRANCH), (50, Kind.SUPERSEDED), (70, Kind.DECLARED))
-    assert Judicious().positions(prefill(sighting=sighting)) == [20, 70, 90, 130]
-    assert Judicious().positions(prefill(sighting=sighting, restart_tokens=20)) == [70, 90, 130]
+    earlier = (20, Kind.BRANCH), (50, Kind.SUPERSEDED), (70, Kind.DECLARED)
+    assert asked(Judicious(), *earlier, seen=90) == [20, 70, 90, 130]
+    assert asked(Judicious(), *earlier, seen=90, start=20) == [70, 90, 130]
 
 
 def test_judicious_takes_declared_boundaries_at_first_sight() -> None:
-    assert Judicious().positions(prefill(boundaries=(60,), sighting=seen(0, False))) == [60, 130]
+    assert asked(Judicious(), boundaries=(60,)) == [60, 130]
 
 
 def test_judicious_refuses_what_adds_less_than_a_few_tokens() -> None:
-    assert Judicious(16).positions(prefill(known_tokens=5)) == [130]
-    assert Judicious(16).positions(prefill(known_tokens=40, restart_tokens=30)) == [130]
-    assert Judicious(16).positions(prefill(known_tokens=46, restart_tokens=30)) == [46, 130]
+    assert asked(Judicious(16), seen=5) == [130]
+    assert asked(Judicious(16), seen=40, start=30) == [130]
+    assert asked(Judicious(16), seen=46, start=30) == [46, 130]
 
 
-@pytest.mark.parametrize("name", ADMISSIONS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_positions_are_ascending_and_computed_by_the_pass(name: str) -> None:
-    for restart in (0, 31, 100, 129):
-        asked = prefill(restart_tokens=restart, known_tokens=min(100, restart + 20), boundaries=(10, 100))
-        positions = ADMISSIONS[name]().positions(asked)
+    for start in (0, 31, 100, 129, 130):
+        kv = min(100, start + 20)
+        positions = asked(POLICIES[name].admission(), start=start, kv=kv, seen=kv, boundaries=(10, 100))
         assert positions == sorted(set(positions))
-        assert all(restart < at <= 130 for at in positions)
-        assert positions[-1] == 130
+        assert all(start < at <= 130 for at in positions)
+        assert positions[-1:] == ([130] if start < 130 else [])
+
+
+def test_a_pass_saves_at_the_deepest_position_of_the_grid_that_its_kernels_have() -> None:
+    assert reachable(100, 0, 300, grid=64, step=1) == 64
+    assert reachable(100, 10, 300, grid=1, step=1) == 100
+    assert reachable(100, 10, 300, grid=1, step=64) == 74
+    assert reachable(200, 10, 300, grid=64, step=64) is None  # 74, 138: no multiple of the grid among them
+    assert reachable(300, 10, 300, grid=1, step=64) == 300, "the state behind a pass is always there"
+    assert reachable(301, 0, 300, grid=1, step=1) is None
+    assert reachable(5, 0, 300, grid=1, step=1) is None, "shorter than a window of the convolution"
+    assert reachable(10, 10, 300, grid=1, step=1) is None

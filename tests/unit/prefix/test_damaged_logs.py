@@ -21,16 +21,16 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix import log_schema
 from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
-from sglang_hybrid.prefix.serving import Pool
 
 SPEC = preset("qwen3-next-80b-a3b")
 MESSAGE_CHARS = 700
 
 
 @cache
-def whole_log(eviction: str) -> list[Any]:
+def whole_log(policy: str) -> list[Any]:
     """The lines of a log with every kind of line, several times."""
     rng = random.Random(3)
 
@@ -40,7 +40,7 @@ def whole_log(eviction: str) -> list[Any]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.jsonl"
         log = RequestLog(path, 1_000_000)
-        decisions = RecordedDecisions(log, SPEC, "judicious", eviction, -1.0)
+        decisions = RecordedDecisions(log, SPEC, policy)
         shared = words(40)
         decisions.seed(shared[:30], 0.0)
         for n in range(12):
@@ -53,9 +53,11 @@ def whole_log(eviction: str) -> list[Any]:
                 if n % 4 == 3:
                     assert decisions.victim(pool, n + 0.5) is not None
                     decisions.discard(pool, n - 1)
+            if arrival.earlier:
+                decisions.resumed(arrival, arrival.earlier[0][1])
             decisions.computed(str(n))
-            decisions.saved(str(n), arrival, [20, 40])
-            decisions.finish(str(n), arrival, np.concatenate((prompt, words(8))), n + 0.7, 60)
+            decisions.saved(arrival, [20, 40])
+            decisions.finish(arrival, np.concatenate((prompt, words(8))), n + 0.7, 60)
             decisions.fit(states=8)
         decisions.flushed()
         log.close()
@@ -89,8 +91,8 @@ def check(content: bytes) -> str:
 
 
 def test_the_log_that_is_damaged_here_is_whole() -> None:
-    for eviction in ("forecast", "marconi"):
-        lines = whole_log(eviction)
+    for policy in ("forecast", "marconi-online"):
+        lines = whole_log(policy)
         assert {line[0] for line in lines[1:]} == set(log_schema.LINES) - {"full"}
         assert check(as_bytes(lines)) == ""
 
@@ -118,8 +120,8 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 @given(st.sampled_from(["forecast", "marconi"]), st.data())
 @settings(max_examples=250)
-def test_values_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> None:
-    lines = copy.deepcopy(whole_log(eviction))
+def test_values_of_any_kind_in_any_place(policy: str, data: st.DataObject) -> None:
+    lines = copy.deepcopy(whole_log(policy))
     for _ in range(data.draw(st.integers(1, 4), label="changes")):
         at = data.draw(st.integers(0, len(lines) - 1), label="line")
         holder, key = data.draw(st.sampled_from([(lines, at), *places(lines[at])]), label="place")
@@ -139,8 +141,8 @@ def test_values_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> 
 
 @given(st.sampled_from(["forecast", "marconi"]), st.data())
 @settings(max_examples=150)
-def test_bytes_of_any_kind_in_any_place(eviction: str, data: st.DataObject) -> None:
-    content = as_bytes(whole_log(eviction))
+def test_bytes_of_any_kind_in_any_place(policy: str, data: st.DataObject) -> None:
+    content = as_bytes(whole_log(policy))
     for _ in range(data.draw(st.integers(1, 4), label="changes")):
         start = data.draw(st.integers(0, len(content)), label="start")
         end = start + data.draw(st.integers(0, 30) | st.just(len(content)), label="length")
@@ -182,7 +184,7 @@ DAMAGES = {
     "a state outside": (put("saved", 2, [61]), r"states lie in the 60 tokens of the request: \[61\]"),
     "a number too many": (lambda lines: lines[1].append(1) or 2, "'seed' is followed by 3 values"),
     "negative costs": (lambda lines: lines[0][1].update(flops_per_token=-1) or 1, "flops_per_token must be .*: -1"),
-    "a lost setting": (lambda lines: lines[0][1].pop("eviction") and 1, "the settings of the .* lack one: 'eviction'"),
+    "a lost setting": (lambda lines: lines[0][1].pop("policy") and 1, "the settings of the .* lack one: 'policy'"),
     "a setting too many": (lambda lines: lines[0][1].update(rows=1) or 1, r"unknown settings: \['rows'\]"),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Whatever the order of eviction, and whatever comes, LRU is ahead by no more than `guard` says."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +10,22 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.admission import Judicious
-from sglang_hybrid.prefix.cache import PrefixCache
-from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.guard import DEBT, SAVINGS, Guard, GuardedIndex
-from sglang_hybrid.prefix.history import History
+from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.guard import DEBT, SAVINGS, Guard
+from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
-from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.serving import Pool
 from sglang_hybrid.prefix.shadow import ShadowLru
 from sglang_hybrid.prefix.tokens import Tokens
 from sglang_hybrid.prefix.tree_check import walk
-from sglang_hybrid.sim.pools import GRID, POOL_POLICIES, RUNNING_SLOTS, TwoPools
+from sglang_hybrid.sim.prefix_cache import PrefixCache
+from sglang_hybrid.sim.server import SLOTS_PER_PASS, Shape, SimulatedServer
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
 SMALL = ModelSpec("small", kv_bytes_per_token=8, checkpoint_bytes=1000, flops_per_token=1e6, flops_per_token_pair=10)
+
+
+GRID = 64
+SHAPE = Shape(24 + SLOTS_PER_PASS, 40_000, GRID)
 
 
 def text(rng: np.random.Generator, tokens: int) -> Tokens:
@@ -73,26 +73,22 @@ class Whim(Worst):
         return victim
 
 
-def one_budget(index: VictimIndex, states: int, guarded: bool = True) -> PrefixCache:
+def one_budget(order: type[Worst], states: int, guarded: bool = True) -> PrefixCache:
     """Room for `states` states and 100 tokens of KV with each."""
-    guard = Guard(SMALL.kv_bytes_per_token, SMALL.checkpoint_bytes) if guarded else None
-    return PrefixCache(SMALL, states * 1800, Judicious(), index, History(ReuseTable(PRIORS)), guard=guard)
+    return PrefixCache(SMALL, states * 1800, POLICIES["forecast"]._replace(eviction=lambda _: order(), guarded=guarded))
 
 
-def two_pools(index: Callable[[], VictimIndex], states: int, guarded: bool = True) -> TwoPools:
+def two_pools(order: type[Worst], states: int, guarded: bool = True) -> SimulatedServer:
     """The same in two pools, on a grid."""
-    pools = TwoPools(SMALL, RUNNING_SLOTS + states, states * 200 + 600, POOL_POLICIES["pools:forecast"], guarded)
-    guard = pools.decisions.guard
-    for pool in (Pool.STATES, Pool.KV):
-        pools.decisions._indices[pool] = index() if guard is None else GuardedIndex(index(), guard)
-    return pools
+    policy = POLICIES["forecast"]._replace(eviction=lambda _: order(), guarded=guarded)
+    return SimulatedServer(SMALL, Shape(SLOTS_PER_PASS + states, states * 200 + 600, GRID), policy)
 
 
 class Account:
     """Compares what a guarded cache skips with its guard's bound, request by request."""
 
-    def __init__(self, cache: PrefixCache | TwoPools, checked_every: int = 1) -> None:
-        guard = cache.guard if isinstance(cache, PrefixCache) else cache.decisions.guard
+    def __init__(self, cache: PrefixCache | SimulatedServer, checked_every: int = 1) -> None:
+        guard = cache.decisions.guard
         assert guard is not None
         self.cache, self.guard, self.checked_every = cache, guard, checked_every
         self.lru = self.lead = self.held = self.positions = self.prompt = 0
@@ -102,7 +98,7 @@ class Account:
 
     def serve(self, tokens: Tokens, n_input: int) -> None:
         shadow, cache = self.guard.shadow, self.cache
-        head = () if isinstance(cache, PrefixCache) else (1 << 30,)  # the namespace of nobody
+        head = (1 << 30,)  # the namespace of nobody
         key = np.concatenate((np.array(head, np.int32), tokens[:n_input]))
         lru = max(0, shadow.tree.match(key, key.size - 1).restart_tokens - len(head))
         self.requests += 1
@@ -160,7 +156,7 @@ def pieces(numbers: list[int], unit: int) -> Tokens:
 @seed(1)
 @settings(max_examples=40, deadline=None)
 def test_the_bound_holds_for_one_budget(order: type[Worst], trace: list[tuple[list[int], int]], states: int) -> None:
-    account = Account(one_budget(order(), states))
+    account = Account(one_budget(order, states))
     for numbers, n in trace:
         account.serve(pieces(numbers, 30), n * 30)
         assert account.lead >= -account.bound
@@ -191,8 +187,8 @@ def alternating(requests: int, seed: int) -> Iterator[tuple[list[int], int]]:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("pools", [False, True])
 def test_without_a_guard_the_worst_order_is_beyond_the_bound_in_the_end(pools: bool, seed: int) -> None:
-    account = Account(two_pools(Worst, 16) if pools else one_budget(Worst(), 16), checked_every=50)
-    alone = two_pools(Worst, 16, guarded=False) if pools else one_budget(Worst(), 16, guarded=False)
+    account = Account(two_pools(Worst, 16) if pools else one_budget(Worst, 16), checked_every=50)
+    alone = two_pools(Worst, 16, guarded=False) if pools else one_budget(Worst, 16, guarded=False)
     unit, hits = GRID if pools else 30, 0
     for at, (numbers, n) in enumerate(alternating(2500, seed)):
         tokens = pieces(numbers, unit)
@@ -215,7 +211,7 @@ def hot_after_cold(seed: int, question: int = 0, requests: int = 300) -> Iterato
         yield np.concatenate((prompt, answers[30 + i % 5 if late else i % 30])), prompt.size, late
 
 
-def hot_share(pools: TwoPools, seed: int) -> list[float]:
+def hot_share(pools: SimulatedServer, seed: int) -> list[float]:
     """Which share of what can be skipped of the hot prompts is, of each request in order."""
     shares = []
     for i, (tokens, n_input, late) in enumerate(hot_after_cold(seed)):
@@ -228,12 +224,9 @@ def hot_share(pools: TwoPools, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("policy", ["pools:forecast", "pools:marconi"])
+@pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_a_hot_set_of_short_prompts_does_not_starve_behind_long_ones(policy: str, seed: int) -> None:
-    guarded, alone = (
-        hot_share(TwoPools(MODEL, 24 + RUNNING_SLOTS, 40_000, POOL_POLICIES[policy], guarded=guarded), seed)
-        for guarded in (True, False)
-    )
+    guarded, alone = (hot_share(SimulatedServer(MODEL, SHAPE, policy, guarded), seed) for guarded in (True, False))
     assert np.mean(alone[100:]) < 0.5
     assert min(guarded[100:]) == 1.0
 
@@ -243,8 +236,8 @@ def test_with_one_budget_the_hot_set_is_served_behind_the_worst_order(seed: int)
     """By itself the forecast serves it there; what the guard adds is that no order can fail to."""
     last_hits = []
     for guarded in (True, False):
-        guard = Guard(MODEL.kv_bytes_per_token, MODEL.checkpoint_bytes) if guarded else None
-        cache = PrefixCache(MODEL, 24 * 826_368, Judicious(), Worst(), History(ReuseTable(PRIORS)), guard=guard)
+        policy = POLICIES["forecast"]._replace(eviction=lambda _: Worst(), guarded=guarded)
+        cache = PrefixCache(MODEL, 24 * 826_368, policy)
         hits = []
         for i, (tokens, n_input, _) in enumerate(hot_after_cold(seed, question=20)):
             hits.append(cache.lookup(tokens[:n_input], i * 0.25))
@@ -255,12 +248,11 @@ def test_with_one_budget_the_hot_set_is_served_behind_the_worst_order(seed: int)
     assert np.mean(last_hits[1]) < 100
 
 
-@pytest.mark.parametrize("policy", ["pools:forecast", "pools:marconi"])
+@pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_what_a_guard_decides_is_decided_again_by_a_replay(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    log, choice = RequestLog(path, 50_000_000), POOL_POLICIES[policy]
-    pools = TwoPools(MODEL, 24 + RUNNING_SLOTS, 40_000, choice)
-    pools.decisions = RecordedDecisions(log, MODEL, choice.admission, choice.eviction, -1.0, GRID)
+    log, pools = RequestLog(path, 50_000_000), SimulatedServer(MODEL, SHAPE, policy)
+    pools.decisions = RecordedDecisions(log, MODEL, policy, GRID)
     hot_share(pools, 0)
     assert pools.decisions.guard is not None
     assert pools.decisions.guard.relapses > 0

@@ -3,9 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.prefix.misses import REASONS, Seen, attribute
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.misses import REASONS, attribute
+from sglang_hybrid.prefix.request import NO_LIMIT, Request
+from sglang_hybrid.prefix.tokens import as_tokens
 
 counts = st.integers(0, 400)
+
+
+def misses(
+    prompt: int, hit: int, known: int = 0, seen: int = 0, in_flight: int = 0, lost: int = 0, refused: int = 0,
+    kept: int = -1, grid: int = 1, limit: int = NO_LIMIT,
+) -> dict[str, int]:  # fmt: skip
+    request = Request("", 0.0, prompt, hit, known, as_tokens([]), Mark(Kind.FRESH, 0.0), limit_tokens=limit)
+    request.seen_tokens, request.in_flight_tokens, request.kept_tokens = seen, in_flight, kept
+    request.lost_tokens, request.refused_tokens = lost, refused
+    return attribute(request, grid, step=grid)
 
 
 @given(counts, counts, counts, counts, counts, counts, counts, counts, st.sampled_from([1, 16, 64]), counts)
@@ -22,46 +35,46 @@ def test_reasons_add_up(
     limit: int,
 ) -> None:
     hit = min(hit, prompt)
-    found = attribute(Seen(prompt, hit, known, seen, in_flight, lost, refused, kept, grid, step=grid, limit=limit))
+    found = misses(prompt, hit, known, seen, in_flight, lost, refused, kept, grid, limit)
     assert sum(found.values()) == prompt - hit
     assert set(found) <= set(REASONS)
     assert all(count > 0 for count in found.values())
 
 
 def test_what_nobody_had_before_was_never_seen() -> None:
-    assert attribute(Seen(700, 0)) == {"never_seen": 700}
+    assert misses(700, 0) == {"never_seen": 700}
 
 
 def test_an_exact_repeat_misses_only_what_the_grid_leaves() -> None:
-    assert attribute(Seen(700, 640, known=700, seen=700, grid=64, step=64)) == {"below_granularity": 60}
+    assert misses(700, 640, known=700, seen=700, grid=64) == {"below_granularity": 60}
 
 
 def test_a_branch_without_a_state_is_pending() -> None:
-    found = attribute(Seen(548, 0, known=448, seen=448, grid=64, step=64))
+    found = misses(548, 0, known=448, seen=448, grid=64)
     assert found == {"never_seen": 100, "branch_pending": 448}
 
 
 def test_an_evicted_state_explains_the_tokens_up_to_it() -> None:
-    found = attribute(Seen(548, 64, known=448, seen=448, lost=320, grid=64, step=64))
+    found = misses(548, 64, known=448, seen=448, lost=320, grid=64)
     assert found == {"never_seen": 100, "state_evicted": 256, "branch_pending": 128}
 
 
 def test_a_refused_state_explains_the_tokens_up_to_it() -> None:
-    found = attribute(Seen(548, 0, known=448, seen=448, refused=448, grid=64, step=64))
+    found = misses(548, 0, known=448, seen=448, refused=448, grid=64)
     assert found == {"never_seen": 100, "refused": 448}
 
 
 def test_evicted_kv_and_running_requests() -> None:
-    found = attribute(Seen(600, 0, known=0, seen=512, in_flight=256, grid=64, step=64))
+    found = misses(600, 0, known=0, seen=512, in_flight=256, grid=64)
     assert found == {"never_seen": 88, "in_flight": 256, "kv_evicted": 256}
 
 
 def test_what_was_never_kept_lies_below_the_granularity() -> None:
-    found = attribute(Seen(370, 256, known=256, seen=339, kept=256, grid=64, step=64))
+    found = misses(370, 256, known=256, seen=339, kept=256, grid=64)
     assert found == {"never_seen": 31, "below_granularity": 83}
 
 
 def test_what_a_request_may_not_take_from_the_cache_is_disabled() -> None:
-    assert attribute(Seen(50, 0, seen=40, limit=0)) == {"never_seen": 10, "disabled": 40}
-    found = attribute(Seen(700, 256, known=300, seen=700, grid=64, step=64, limit=300))
+    assert misses(50, 0, seen=40, limit=0) == {"never_seen": 10, "disabled": 40}
+    found = misses(700, 256, known=300, seen=700, grid=64, limit=300)
     assert found == {"below_granularity": 44, "disabled": 400}

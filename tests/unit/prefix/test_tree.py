@@ -104,11 +104,31 @@ def test_locked_path_survives_and_settles_on_unlock() -> None:
     tree = grown("ab", "abcd")
     leaf = tree.match(seq("abcd")).restart
     tree.lock(leaf)
-    with pytest.raises(InvariantError):
-        tree.drop(tree.match(seq("ab")).restart)
-    tree.unlock(leaf)
-    tree.drop(tree.match(seq("ab")).restart)
+    assert tree.drop(leaf).kv_tokens == 0, "a lock holds the KV; the state may go"
+    assert tree.match(seq("abcd")).kv_tokens == 4
     check(tree)
+    assert tree.unlock(leaf).kv_tokens == 2
+    assert tree.match(seq("abcd")).kv_tokens == 2
+    check(tree)
+
+
+def test_a_tree_that_does_not_settle_keeps_its_nodes_until_they_are_cut() -> None:
+    tree: RadixTree = RadixTree(settles=False)
+    leaf = tree.insert(seq("abcd"), 0.0)
+    tree.attach(leaf, Mark(Kind.FRESH, 0.0))
+    upper = tree.split(leaf, 2)
+    tree.drop(leaf)
+    check(tree)
+    assert (tree.nodes, tree.kv_tokens, tree.states) == (2, 4, 0)
+    with pytest.raises(InvariantError, match="leaf"):
+        tree.cut(upper)
+    assert tree.cut(leaf).kv_tokens == 2
+    tree.lock(upper)
+    with pytest.raises(InvariantError, match="unlocked"):
+        tree.cut(upper)
+    tree.unlock(upper)
+    tree.cut(upper)
+    assert (tree.nodes, tree.kv_tokens) == (0, 0)
 
 
 def test_pinned_node_without_checkpoint_is_freed_by_the_last_unlock() -> None:

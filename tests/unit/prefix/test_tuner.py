@@ -1,175 +1,46 @@
-"""Alpha: the paper's bootstrap and replay, and the regret tuner."""
+"""Marconi's weight, followed online by the regret of past evictions."""
 
-from collections.abc import Callable, Iterable, Iterator
-
-import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.marconi import FlopAware
 from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.snapshot import save
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree_check import check, walk
-from sglang_hybrid.prefix.tuner import (
-    ALPHAS,
-    PUBLISHED_ALPHAS,
-    LoggedRequest,
-    MarconiCache,
-    RegretTuner,
-    ReplayJob,
-    replay_hit_tokens,
-)
-from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.prefix.tuner import RegretTuner
 
 MODEL = ModelSpec("hybrid", kv_bytes_per_token=1, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
 
 
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
-
-
-def long_and_short(turns: int) -> list[LoggedRequest]:
-    """Three long conversations that return among one-off short ones: FLOP efficiency should win."""
-    requests, clock = [], 0.0
-    long = [text(seed, 4000) for seed in range(3)]
-    for turn in range(turns):
-        for session, whole in enumerate(long):
-            end = 500 + 20 * turn
-            requests.append(LoggedRequest(whole[:end], end - 10, clock))
-            for one_off in range(4):
-                clock += 1.0
-                requests.append(LoggedRequest(text(1000 + 100 * turn + 10 * session + one_off, 30), 20, clock))
-    return requests
-
-
-def hit_tokens(cache: object, requests: list[LoggedRequest]) -> int:
-    total = 0
-    for r in requests:
-        total += cache.lookup(r.tokens[: r.n_input], r.now)  # type: ignore[attr-defined]
-        cache.commit(r.tokens, r.n_input, r.now)  # type: ignore[attr-defined]
-    return total
-
-
-def test_snapshot_restores_the_same_cache() -> None:
-    cache = open_cache("marconi:0.5", 5000, MODEL)
-    requests = long_and_short(6)
-    hit_tokens(cache, requests[:40])
-    copy = open_cache("marconi:0.5", 5000, MODEL)
-    copy.load(save(cache.tree))
-    check(copy.tree)
-    assert copy.used_bytes() == cache.used_bytes()
-    described = [sorted((n.start, n.end, n.state.touch) for n in walk(c.tree) if n.state) for c in (cache, copy)]
-    assert described[0] == described[1]
-    assert hit_tokens(copy, requests[40:]) == hit_tokens(cache, requests[40:])
-
-
-def test_snapshots_are_refused_where_they_do_not_fit() -> None:
-    cache = open_cache("marconi:0", 5000, MODEL)
-    hit_tokens(cache, long_and_short(2))
-    with pytest.raises(ConfigError, match="empty"):
-        cache.load(save(cache.tree))
-    with pytest.raises(ConfigError, match="bytes"):
-        open_cache("marconi:0", 500, MODEL).load(save(cache.tree))
-
-
-def test_bootstrap_replays_the_window_once_and_takes_the_best_alpha() -> None:
-    asked: list[ReplayJob] = []
-
-    def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
-        asked.extend(jobs)
-        return map(run, asked)
-
-    cache = MarconiCache(MODEL, 5000, multiplier=5, grid_map=grid, retunes=0, neighbours=0)
-    requests = long_and_short(30)
-    first_eviction = next(i for i, r in enumerate(requests, 1) if cache.commit(r.tokens, r.n_input, r.now).evicted)
-    assert (cache.alpha, cache.tuned) == (0.0, False)
-    hit_tokens(cache, requests[first_eviction:])
-    assert [job.alpha for job in asked] == list(ALPHAS)
-    assert asked[0].requests[0].now == requests[first_eviction].now
-    assert len(asked[0].requests) == 5 * first_eviction
-    hits = [replay_hit_tokens(job) for job in asked]
-    assert hits[ALPHAS.index(cache.alpha)] == max(hits)
-    assert cache.alpha > 0.0
-
-
-def test_later_tunings_replay_a_log_twice_as_long_and_the_last_one_is_for_good() -> None:
-    windows: list[int] = []
-
-    def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
-        asked = list(jobs)
-        windows.append(len(asked[0].requests))
-        return map(run, asked)
-
-    cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, retunes=2)
-    hit_tokens(cache, long_and_short(30))
-    assert windows == [windows[0], 2 * windows[0], 4 * windows[0]]
-    assert cache.tuned
-
-
-def test_an_alpha_counts_with_its_neighbours() -> None:
-    lone_peak = [0] * len(PUBLISHED_ALPHAS)
-    lone_peak[3], lone_peak[10:15] = 100, [60] * 5
-
-    def grid(run: Callable[[ReplayJob], int], jobs: Iterable[ReplayJob]) -> Iterator[int]:
-        return iter(lone_peak[: len(list(jobs))])
-
-    for neighbours, alpha in ((0, PUBLISHED_ALPHAS[3]), (2, PUBLISHED_ALPHAS[12])):
-        tuner = {"retunes": 0, "neighbours": neighbours}
-        cache = MarconiCache(MODEL, 5000, multiplier=1, grid_map=grid, alphas=PUBLISHED_ALPHAS, **tuner)
-        hit_tokens(cache, long_and_short(30))
-        assert cache.alpha == alpha
-
-
-def test_alpha_stays_zero_without_evictions_and_windows_must_be_positive() -> None:
-    cache = MarconiCache(MODEL, 10**9)
-    hit_tokens(cache, long_and_short(3))
-    assert (cache.alpha, cache.tuned) == (0.0, False)
-    with pytest.raises(ConfigError):
-        MarconiCache(MODEL, 100, multiplier=0)
-    with pytest.raises(ConfigError):
-        MarconiCache(MODEL, 100, retunes=-1)
-    with pytest.raises(ConfigError):
-        MarconiCache(MODEL, 100, alphas=())
-
-
-def regret() -> tuple[RegretTuner, FlopAware, FlopAwareIndex]:
-    policy = FlopAware(MODEL)
-    index = FlopAwareIndex(policy)
-    return RegretTuner(policy, index), policy, index
-
-
 @pytest.mark.parametrize(("victim", "rises"), [((0.0, 1.0), True), ((1.0, 0.0), False)])
 def test_regret_moves_alpha_away_from_the_expert_to_blame(victim: tuple[float, float], rises: bool) -> None:
-    tuner, policy, index = regret()
+    policy = FlopAware(MODEL)
+    tuner = RegretTuner(policy)
     for _ in range(10):
         mark = Mark(Kind.FRESH, 0.0)
-        index.last_victim = victim  # (recency, efficiency): a low score is a vote for eviction
-        tuner.evicted(mark)
+        tuner.evicted(mark, victim)  # (recency, efficiency): a low score is a vote for eviction
         tuner.missed(mark)
     assert (policy.alpha > 1.5) is rises
     assert (policy.alpha < 0.7) is not rises
 
 
 def test_regret_turns_around_after_a_phase_change() -> None:
-    tuner, policy, index = regret()
+    policy = FlopAware(MODEL)
+    tuner = RegretTuner(policy)
     for victim in [(0.0, 1.0)] * 200 + [(1.0, 0.0)] * 40:
         mark = Mark(Kind.FRESH, 0.0)
-        index.last_victim = victim
-        tuner.evicted(mark)
+        tuner.evicted(mark, victim)
         tuner.missed(mark)
     assert policy.alpha < 1.0
 
 
 def test_regret_ignores_marks_it_never_evicted_and_stays_bounded() -> None:
     policy = FlopAware(MODEL)
-    tuner = RegretTuner(policy, FlopAwareIndex(policy), remembered=2)
+    tuner = RegretTuner(policy, remembered=2)
     marks = [Mark(Kind.FRESH, 0.0) for _ in range(5)]
     for mark in marks:
-        tuner.evicted(mark)
+        tuner.evicted(mark, (0.0, 0.0))
     tuner.missed(marks[0])
     tuner.missed(Mark(Kind.FRESH, 0.0))
     assert policy.alpha == 1.0
     with pytest.raises(ConfigError):
-        RegretTuner(policy, FlopAwareIndex(policy), remembered=0)
+        RegretTuner(policy, remembered=0)

@@ -9,8 +9,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.spec import ModelSpec, preset
+from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.sim.bound import SpaceTimeBound
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.reuse import ReuseIndex

@@ -7,7 +7,8 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.sim.cache import POLICIES, open_cache
+from sglang_hybrid.prefix.policies import POLICIES
+from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.latency import H100, HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import hit_columns, measure
 from sglang_hybrid.sim.replay import replay

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.elapsed import PATIENCE, UNPACED_S, Elapsed
+from sglang_hybrid.sim.clock import PATIENCE, UNPACED_S, Elapsed
 
 
 def test_a_clock_that_moves_is_taken_as_it_is() -> None:

@@ -1,0 +1,352 @@
+"""The decisions of one cache: where a request saves states, and what is evicted when memory is short.
+
+The scheduler (`engine/cache`) and the simulator (`sim`) ask the same object the same questions. Memory is a pool of
+states and one of KV, two more in a host tier, or one budget of bytes for both kinds: each pool has an index of what
+could be evicted from it, priced in the bytes it would free there, and all share one history. Nothing here touches a
+tensor; every call can be logged and replayed (`request_log`), and a replay takes the same decisions.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from enum import Enum
+from hashlib import blake2b
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.classes import PRIORS
+from sglang_hybrid.prefix.guard import Guard, GuardedIndex, passed, restored
+from sglang_hybrid.prefix.history import History
+from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.policies import Policy, Pricing
+from sglang_hybrid.prefix.request import NO_LIMIT, Request
+from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.shadow import UNLIMITED
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens, common_prefix
+from sglang_hybrid.prefix.tuner import RegretTuner
+
+_FIRST_NAMESPACE = 1 << 30  # above every vocabulary
+_NAMESPACES = 1 << 16
+_PREFILLING = 64
+
+SHARED = (Kind.BRANCH, Kind.DECLARED)
+"""Marks of positions that others begin with: the conversation that saved one does not supersede it."""
+
+
+class Pool(Enum):
+    """What is short: states or KV, where they are computed with or in the host tier, or bytes that both share."""
+
+    STATES = "states"
+    KV = "kv"
+    HOST_STATES = "host_states"
+    HOST_KV = "host_kv"
+    BYTES = "bytes"
+
+    __hash__ = object.__hash__  # Enum's own runs Python code, and every decision looks an index up
+
+
+def _priced(model: ModelSpec, pool: Pool) -> ModelSpec:
+    """`model` with the bytes of what is not in `pool` at zero."""
+    if pool is Pool.BYTES:
+        return model
+    if pool in (Pool.STATES, Pool.HOST_STATES):
+        return replace(model, kv_bytes_per_token=0)
+    return replace(model, checkpoint_bytes=0, conv_bytes=0)
+
+
+class Decisions:
+    """History, admission and eviction of one cache under `policy`, one of its own or a name (`policies.find`).
+
+    Requests resume at multiples of `grid` tokens. The guard of a guarded policy can be left out (`guarded`): it needs
+    to be told what is `saved` and what has to `fit`.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        policy: str | Policy = policies.DEFAULT,
+        history_tokens: int = 32_000_000,
+        grid: int = 1,
+        guarded: bool = True,
+    ) -> None:
+        chosen = policies.find(policy) if isinstance(policy, str) else policy
+        self.model = model
+        self.policy = chosen
+        self._admission = chosen.admission()
+        self.table = ReuseTable(PRIORS)
+        self.history = History(self.table, max_tokens=history_tokens, context_tokens=model.context_tokens)
+        self._grid = grid
+        self._history_tokens = history_tokens
+        self.guard: Guard | None = None
+        if guarded and chosen.guarded:
+            self.guard = Guard(model.kv_bytes_per_token, model.checkpoint_bytes)
+        self._flop_aware = FlopAware(model, chosen.alpha)
+        self._tuner = RegretTuner(self._flop_aware) if chosen.tuner == "regret" else None
+        self._orders: dict[Pool, VictimIndex] = {}
+        self._indices: dict[Pool, VictimIndex] = {}
+        for pool in Pool:
+            order = chosen.eviction(Pricing(_priced(model, pool), self.table, self._flop_aware))
+            self._orders[pool] = order
+            self._indices[pool] = order if self.guard is None else GuardedIndex(order, self.guard)
+        self._latest = self._orders[Pool.STATES]  # whose victim left last
+        self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
+        self._named = 0
+        self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
+        self._uses = 0
+
+    def arrive(
+        self,
+        request_id: str,
+        tokens: Tokens,
+        now: float,
+        cached_tokens: int,
+        kv_tokens: int,
+        namespace: str | None = None,
+        boundaries: tuple[int, ...] = (),
+        limit_tokens: int = NO_LIMIT,
+    ) -> Request:
+        """The prefill of the prompt `tokens` begins at `cached_tokens`; KV of `kv_tokens` is cached. Learns from it.
+
+        It could not have begun behind `limit_tokens`, whatever was cached. Raises ConfigError for other boundaries.
+        """
+        n_prompt = len(tokens)
+        if boundaries and any(not 0 < at <= n_prompt for at in boundaries):
+            raise ConfigError(f"a boundary is a position in the {n_prompt} tokens of the prompt: {boundaries}")
+        key = self._keyed(tokens, namespace)
+        in_flight = 0
+        for other in self._prefilling.values():
+            in_flight = max(in_flight, common_prefix(key, other) - 1)
+        # The history counts the token of the namespace as well.
+        known = self.history.observe(key, n_prompt + 1, now, tuple([at + 1 for at in boundaries]))
+        self._uses += 1
+        request = Request(request_id, now, n_prompt, cached_tokens, kv_tokens, key, known.tip, boundaries, limit_tokens)
+        request.in_flight_tokens = in_flight
+        request.seen_tokens = seen = max(0, known.seen_tokens - 1)
+        request.kept_tokens = max(-1, known.kept_tokens - 1)
+        request.earlier = earlier = tuple([(at - 1, mark) for at, mark in known.marks])
+        request.branch, request.leaf = known.branch, known.leaf
+        marks = request.marks
+        for at, mark in earlier:
+            marks[at] = mark
+        for at, mark in known.declared:
+            marks[at - 1] = mark
+        if known.branch is not None:
+            marks[seen] = known.branch
+        marks[n_prompt] = known.tip
+        announced = known.kept_tokens == 0  # no request has computed more of it than the marks that requests have left
+        computed = max([at for at, mark in earlier if not mark.announced], default=0) if announced else seen
+        self._blame(request)
+        # The state of the last token is of no use to the same prompt: its logits need one token computed.
+        end = n_prompt - 1
+        chosen = self._admission.positions(request, cached_tokens, end, kv_tokens)
+        if self.guard is not None:
+            self._compare(self.guard, request, min(limit_tokens, end))
+            if self.guard.by_recency:
+                chosen = restored(chosen, cached_tokens, request.lru_tokens)
+        request.positions, request.seen_tokens = tuple(chosen), computed
+        self._prefilling[request_id] = key
+        if len(self._prefilling) > _PREFILLING:
+            self._prefilling.popitem(last=False)
+        return request
+
+    def _blame(self, request: Request) -> None:
+        """Find the deepest state that was evicted, and the deepest that was not taken; tell the tuner of the first."""
+        lost: Mark | None = None
+        request.tip.announced = False
+        for at, mark in request.earlier:
+            mark.announced = False
+            if request.cached_tokens < at < request.prompt_tokens:
+                if mark.lost:
+                    request.lost_tokens, lost = at, mark
+                if mark.refused:
+                    request.refused_tokens = at
+        if self._tuner is not None and lost is not None:
+            self._tuner.missed(lost)
+
+    def _compare(self, guard: Guard, request: Request, limit: int) -> None:
+        """Tell the guard what the request skips; its shadow counts the namespace's token as well."""
+        start, grid = request.cached_tokens, self._grid
+        lru = guard.arrive(request.key, limit + 1 if limit > 0 else 0, start + 1 if start else 0)
+        request.lru_tokens, request.shadow = max(0, lru.restart_tokens - 1), lru.node
+        if request.lru_tokens < min(start, limit) and self.model.checkpoint_bytes:
+            known = max(request.lru_tokens, lru.kv_tokens - 1)
+            saved = passed(self._admission, guard, request, known)
+            self._offer(guard, request, [at for at in {at // grid * grid for at in saved} if at > request.lru_tokens])
+
+    def _offer(self, guard: Guard, request: Request, positions: list[int]) -> None:
+        shadow = guard.shadow
+        request.shadow = shadow.save(request.key, [at + 1 for at in sorted(positions)], request.shadow)
+        if shadow.tree.kv_tokens > self._history_tokens:
+            shadow.fit(kv_tokens=self._history_tokens)
+
+    def saved(self, request: Request, positions: list[int]) -> None:
+        """States of the request at `positions` are cached now, or would be if they had not been there."""
+        if self.guard is not None and positions:
+            self._offer(self.guard, request, [at for at in positions if at < request.key.size])
+
+    def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
+        """Something has to leave, until the cache holds no more than that: of both pools or, if shared, in bytes."""
+        if self.guard is not None:
+            self.guard.shadow.fit(states, kv_tokens, held_bytes)
+
+    def flushed(self) -> None:
+        """The cache was emptied."""
+        if self.guard is not None:
+            self.guard.shadow.clear()
+
+    @property
+    def by_recency(self) -> bool:
+        """Whether the order of eviction is that of recency for now."""
+        return self.guard is not None and self.guard.by_recency
+
+    def uses(self, request: Request) -> list[int]:
+        """Where the states lie that the request uses by resuming where it does; `touch` them in this order.
+
+        For recency that is where LRU resumes it, too; what LRU computes anew is saved there now (`restored`).
+        """
+        start = request.cached_tokens
+        lru = start if self.guard is None else request.lru_tokens
+        if lru >= start:
+            return [] if self.by_recency and lru > start else [start]
+        return [lru, start]
+
+    def resumed(self, request: Request, held: Mark) -> None:
+        """The request resumes at the state of `held`, which need not be the deepest that the history knows there."""
+        now = request.arrived_s
+        if any(mark is held for _, mark in request.earlier):
+            self.history.restart(held, now)
+        elif held.last_s < now:
+            held.use(now)
+            held.reuse_class = self.history.class_of(held)
+
+    def computed(self, request_id: str) -> None:
+        """The request's prefill is done: what it computed is in the cache now."""
+        self._prefilling.pop(request_id, None)
+
+    def answer_positions(self, request: Request, tokens: int) -> list[int]:
+        """Where the answer of a request that ends after `tokens` tokens is worth a state."""
+        return self._admission.positions(request, request.prompt_tokens, tokens, request.prompt_tokens)
+
+    def finish(self, request: Request, tokens: Tokens, now: float, kept_tokens: int) -> None:
+        """The request ended with the sequence `tokens`, prompt and answer; KV of the first `kept_tokens` is cached.
+
+        One that was given up in mid-prefill ends with less than its prompt: nobody has computed the rest of that.
+        """
+        self.computed(request.id)
+        size, n_prompt = len(tokens), request.prompt_tokens
+        answer = as_tokens(tokens[n_prompt:])
+        mark, leaf, grown = request.tip, request.leaf, False
+        if leaf is not None and answer.size and leaf.end == request.key.size:
+            grown = self.history.lengthen(leaf, answer, mark, now)
+        key = np.concatenate((request.key, answer)) if answer.size else request.key[: size + 1]
+        if size and not grown:
+            mark = self.history.extend(key, mark, now)
+        if size < n_prompt:
+            self.history.shorten(request.key, max(size, request.seen_tokens) + 1)
+        request.key, request.ended = key, True
+        mark.unkept = max(0, size - kept_tokens)
+        request.tip = request.marks[size] = mark
+
+    def mark(self, request: Request | None, position: int, now: float, spare: bool = False) -> Mark:
+        """The mark for a state at `position`; `spare` ones were taken only because memory was free."""
+        found = None if request is None else request.marks.get(position)
+        if found is None:
+            found = Mark(Kind.SUPERSEDED if spare else Kind.FRESH, now)
+            found.reuse_class = self.history.class_of(found)
+            if request is not None:
+                request.marks[position] = found
+        self.touch(found)
+        found.lost = False
+        return found
+
+    def touch(self, mark: Mark) -> None:
+        """The state of `mark` was saved or used just now."""
+        self._uses += 1
+        mark.touch = self._uses
+
+    def branch(self, request: Request, position: int, held: Mark | None) -> Mark | None:
+        """The mark for the state at `position`, `held` so far, if others part there; None: it keeps its own.
+
+        States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
+        """
+        grid, marks = self._grid, request.marks
+        shared = [at for at in marks if at // grid * grid == position and marks[at].kind in SHARED]
+        if not shared:
+            return None
+        mark = marks[max(shared)]
+        mark.touch = max(mark.touch, 0 if held is None else held.touch)
+        return mark
+
+    def superseded(self, mark: Mark, now: float) -> Mark | None:
+        """What `mark`, an earlier end of a request, becomes once a later end is saved; None where others share it."""
+        if mark.kind in SHARED:
+            return None
+        old = Mark(Kind.SUPERSEDED, now, mark.touch)
+        old.reuse_class = self.history.class_of(old)
+        return old
+
+    def put(self, pool: Pool, candidate: Candidate) -> None:
+        """`candidate` can be evicted from `pool`, or what is known of it changed."""
+        self._indices[pool].put(candidate)
+
+    def discard(self, pool: Pool, candidate_id: int) -> None:
+        """It cannot be evicted any more."""
+        self._indices[pool].discard(candidate_id)
+
+    def victim(self, pool: Pool, now: float) -> int | None:
+        """Remove and return the id of what is worth least, None when nothing can go."""
+        self._latest = self._orders[pool]
+        return self._indices[pool].pop(now)
+
+    def evicted(self, mark: Mark) -> None:
+        """The state of `mark` was evicted: a later request that wanted it will be told so."""
+        mark.lost = True
+        order = self._latest
+        if self._tuner is not None and not self.by_recency and isinstance(order, FlopAwareIndex):
+            self._tuner.evicted(mark, order.last_victim)
+
+    @property
+    def alpha(self) -> float:
+        """The weight of FLOP efficiency in Marconi's score."""
+        return self._flop_aware.alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._flop_aware.alpha = alpha
+
+    def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
+        """Announce a hot prefix: the first request that computes it saves a state at its end."""
+        self.history.seed(self._keyed(tokens, namespace), now)
+
+    def _keyed(self, tokens: Tokens, namespace: str | None) -> Tokens:
+        """The tokens behind one that stands for their namespace: requests of different ones never meet."""
+        tokens = as_tokens(tokens)
+        key: Tokens = np.empty(tokens.size + 1, np.int32)
+        key[0] = self._number(namespace)
+        key[1:] = tokens
+        return key
+
+    def _number(self, namespace: str | None) -> int:
+        """The token that stands for `namespace`; the one asked for longest ago is forgotten beyond `_NAMESPACES`."""
+        name = None if namespace is None else namespace.encode(errors="surrogatepass")
+        digest = b"" if name is None else blake2b(name, digest_size=16).digest()
+        number = self._namespaces.pop(digest, None)
+        if number is None:
+            number = _FIRST_NAMESPACE + self._named
+            self._named = (self._named + 1) % _FIRST_NAMESPACE
+        self._namespaces[digest] = number
+        if len(self._namespaces) > _NAMESPACES:
+            self._namespaces.popitem(last=False)
+        return number
+
+    def check(self) -> None:
+        """Raise InvariantError where an index or the history contradicts itself."""
+        self.history.check()
+        if self.guard is not None:
+            self.guard.check()
+        for index in self._indices.values():
+            index.check()

@@ -1,0 +1,135 @@
+"""A server's request log through a simulated server: the same hits, or those that another one would have had."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.log_schema import SHAPE
+from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.request_log import model_of, read_log
+from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.sim.server import Shape, SimulatedServer
+
+
+@dataclass
+class Live:
+    """Of a log's requests, in order: tokens hit as `served`, tokens hit as `simulated`, and tokens of `prompts`."""
+
+    served: list[int] = field(default_factory=list)
+    simulated: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
+
+    @property
+    def different(self) -> int:
+        """Requests that the simulated server served another hit."""
+        return sum(a != b for a, b in zip(self.served, self.simulated, strict=True))
+
+
+@dataclass
+class _Running:
+    prompt: Tokens
+    answer: Tokens
+    arrived_s: float
+    ends_s: float
+    decoded: int = 0
+
+
+class _Server(SimulatedServer):
+    """Evicts at the times of the log, so that ages are those of the server."""
+
+    def __init__(self, model: ModelSpec, shape: Shape, policy: str) -> None:
+        super().__init__(model, shape, policy)
+        self.times: deque[float] = deque()
+
+    def victim(self, pool: Pool, now: float) -> Node | None:
+        return super().victim(pool, self.times.popleft() if self.times else now)
+
+
+def simulate(path: Path, policy: str = "", states: int = 0, kv_tokens: int = 0, model: ModelSpec | None = None) -> Live:
+    """Send the requests of the log at `path` through a simulated server; what is not given is as it was.
+
+    Requests that ran side by side are assumed to decode at an even pace. Raises ConfigError for what is no log, and
+    for the log of a server without two pools of fixed size unless both sizes are given.
+    """
+    lines = list(read_log(path))
+    settings = lines[0][1]
+    shape = Shape(
+        **{name: int(settings[name]) for name in SHAPE if name not in ("states", "kv_tokens")},
+        states=states or settings["states"] or _unknown(path),
+        kv_tokens=kv_tokens or settings["kv_tokens"] or _unknown(path),
+        grid=settings["grid"],
+    )
+    server = _Server(model or model_of(settings), replace(shape, step=max(1, shape.step)), policy or settings["policy"])
+    return _Feed(server, [line for _, line in lines[1:] if line]).run()
+
+
+def _unknown(path: Path) -> int:
+    raise ConfigError(f"give the sizes of both pools, this log's server had elastic memory or no checkpoints: {path}")
+
+
+class _Feed:
+    """Plays the events of a log, in its order."""
+
+    def __init__(self, server: _Server, lines: list[list[Any]]) -> None:
+        self.server, self.live = server, Live()
+        self._lines = lines
+        self._running: dict[str, _Running] = {}
+        self._ends = {line[1]: line for line in lines if line[0] == "finish"}
+
+    def run(self) -> Live:
+        for line, times in self._events():
+            self.server.times = deque(times)
+            if line[0] == "arrive":
+                self._arrive(*line[1:])
+            else:
+                self._advance(line[2])
+                self._finish(line[1], line[2])
+        return self.live
+
+    def _events(self) -> Iterator[tuple[list[Any], list[float]]]:
+        times: list[float] = []
+        for line in self._lines:
+            if line[0] == "victim":
+                times.append(line[2])
+            elif line[0] == "seed":
+                self.server.decisions.seed(np.array(line[3], np.int32), line[1], str(line[2]))
+            elif line[0] in ("arrive", "finish"):
+                yield line, times
+                times = []
+
+    def _arrive(
+        self, name: str, now: float, namespace: int, cached: int, kv: int, limit: int, boundaries: list[int],
+        tokens: list[int], *decided: Any,
+    ) -> None:  # fmt: skip
+        self._advance(now)
+        prompt = np.array(tokens, np.int32)
+        found = self.server.arrive(name, prompt, now, str(namespace), tuple(boundaries), limit)
+        self.live.served.append(cached)
+        self.live.simulated.append(found)
+        self.live.prompts.append(len(tokens))
+        end = self._ends.get(name)
+        if end is None:  # it still ran when the log ended
+            self._running[name] = _Running(prompt, prompt[:0], now, now)
+            return
+        answer = np.array(end[4], np.int32)[: max(0, end[3] - len(tokens))]
+        self._running[name] = _Running(prompt[: end[3]], answer, now, end[2])
+
+    def _advance(self, now: float) -> None:
+        """Let what runs decode up to the time `now`."""
+        for name, run in self._running.items():
+            share = 1.0 if now >= run.ends_s else (now - run.arrived_s) / (run.ends_s - run.arrived_s)
+            due = max(run.decoded, int(share * run.answer.size))
+            self.server.decode(name, due - run.decoded, now)
+            run.decoded = due
+
+    def _finish(self, name: str, now: float) -> None:
+        run = self._running.pop(name, None)
+        if run is not None:
+            self.server.finish(name, np.concatenate((run.prompt, run.answer)), now)

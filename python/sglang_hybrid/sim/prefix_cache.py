@@ -1,0 +1,124 @@
+"""A cache of one byte budget as the papers simulate it.
+
+A request looks up when it comes and commits at once, answer included; nothing runs, so nothing but the cache takes
+memory, and a state can be saved anywhere. `sim.server` has slots, chunks and a grid of positions.
+"""
+
+from typing import NamedTuple
+
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.sim.clock import Elapsed
+from sglang_hybrid.sim.snapshot import Snapshot, load
+from sglang_hybrid.sim.tree_cache import TreeCache
+
+
+class Commit(NamedTuple):
+    """What one commit did: positions of saved states, evictions, KV tokens held afterwards."""
+
+    positions: tuple[int, ...]
+    evicted: int
+    kv_tokens: int
+
+
+class PrefixCache(TreeCache):
+    """KV and states of `capacity_bytes` together, never exceeded between calls.
+
+    What a request made is inserted first and may itself be what is worth least. Of a sequence larger than the cache
+    only what fits is saved. Time that runs backwards is taken as the latest time seen (`clock`).
+    """
+
+    def __init__(self, model: ModelSpec, capacity_bytes: int, policy: str | policies.Policy = policies.DEFAULT) -> None:
+        if capacity_bytes < 0:
+            raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
+        super().__init__(Decisions(model, policy), (Pool.BYTES,))
+        self.capacity_bytes = capacity_bytes
+        self._elapsed = Elapsed()
+
+    def lookup(self, tokens: Tokens, now: float) -> int:
+        """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
+        tokens = as_tokens(tokens)
+        self._elapsed.look(now)
+        return self.tree.match(tokens, tokens.size - 1).restart_tokens if tokens.size else 0
+
+    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
+        """Offer the finished request `tokens` (input, then output) for caching.
+
+        `boundaries` are input positions the caller knows will be shared (end of a system prompt, of a message).
+        Raises ConfigError for lengths or boundaries outside the sequence.
+        """
+        tokens = as_tokens(tokens)
+        total = tokens.size
+        if not 0 <= n_input <= total:
+            raise ConfigError(f"n_input counts the first tokens of {total}: {n_input}")
+        now = self._elapsed.request(now)
+        prompt, decisions = tokens[:n_input], self.decisions
+        found = self.tree.match(prompt, max(0, n_input - 1))
+        request = decisions.arrive(
+            "", prompt, now, found.restart_tokens, max(found.restart_tokens, found.kv_tokens), None, boundaries
+        )
+        self.resume(request, found.restart)
+        positions = self._positions(request, total)
+        decisions.finish(request, tokens, now, positions[-1] if positions else found.restart_tokens)
+        if positions:
+            self.save(request, tokens, {at: at for at in positions}, now)
+        decisions.fit(held_bytes=self.capacity_bytes)
+        return Commit(tuple(positions), self._trim(now), self.tree.kv_tokens)
+
+    def _positions(self, request: Request, total: int) -> list[int]:
+        """Where states are saved. The papers save none at a prompt's end for its own sake: the answer's end is near."""
+        if total == 0:
+            return []
+        if self.tree.kv_only:
+            return self._fitting([total], 0)
+        tail = request.prompt_tokens - 1
+        wanted = {at for at in request.positions if at != tail or at in request.marks or at == request.kv_tokens}
+        wanted.update(self.decisions.answer_positions(request, total))
+        return self._fitting(sorted(wanted), request.cached_tokens)
+
+    def _fitting(self, positions: list[int], resumed: int) -> list[int]:
+        """`positions` up to the deepest whose whole path could be held."""
+        kv, state = self.model.kv_bytes_per_token, self.model.checkpoint_bytes
+        if self.tree.kv_only:
+            end = min(positions[-1], self.capacity_bytes // kv) if kv else positions[-1]
+            return [end] if end else []
+        for count in range(len(positions), 0, -1):
+            if positions[count - 1] * kv + (count + (resumed > 0)) * state <= self.capacity_bytes:
+                return positions[:count]
+        return []
+
+    def seed(self, tokens: Tokens, now: float) -> None:
+        """Announce a hot prefix: a state is saved at its end by the first request that computes it."""
+        self.decisions.seed(as_tokens(tokens), self._elapsed.look(now))
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Fill this empty cache with a saved tree; raises ConfigError if it is not empty or too small."""
+        if self.tree.nodes:
+            raise ConfigError(f"load a snapshot into an empty cache, this holds nodes: {self.tree.nodes}")
+        load(self.tree, snapshot)
+        self._reindex()
+        if self.used_bytes() > self.capacity_bytes:
+            raise ConfigError(f"the snapshot needs more than {self.capacity_bytes} bytes: {self.used_bytes()}")
+
+    def _trim(self, now: float) -> int:
+        """Evict down to the capacity; returns how often."""
+        evicted = 0
+        while (over := self.used_bytes() - self.capacity_bytes) > 0:
+            node = self.victim(Pool.BYTES, now)
+            if node is None:
+                raise InvariantError(f"nothing can be evicted, with more than {self.capacity_bytes} bytes: {over}")
+            if self.tree.kv_only:
+                self.tree.trim(node, -(-over // self.model.kv_bytes_per_token))
+            else:
+                self.evict(node)
+            evicted += 1
+        return evicted
+
+    def check(self) -> None:
+        super().check()
+        if self.used_bytes() > self.capacity_bytes:
+            raise InvariantError(f"a cache of {self.capacity_bytes} bytes holds more: {self.used_bytes()}")

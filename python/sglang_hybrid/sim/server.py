@@ -1,0 +1,353 @@
+"""A simulated server: SGLang's scheduler and two pools of fixed size as far as they decide what is cached.
+
+A running request has slots of its own, prefills come in chunks, states lie on a grid, and memory is made when a pass or
+a step of decoding needs it. The decisions are those of the server. So one that is fed the requests of a real server,
+one after the other, serves the same hits (tests/engine/test_simulated_server.py).
+"""
+
+from dataclasses import dataclass, field
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.admission import reachable
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.request import NO_LIMIT, Request
+from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.sim.tree_cache import TreeCache
+
+SLOTS_PER_PASS = 3
+"""Free slots that SGLang wants for each request of a pass: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`."""
+
+_NAMESPACED = 1 << 30  # above every vocabulary
+
+AHEAD = 256
+"""An eviction frees this fraction of the pool beyond what is needed (`engine/cache/components.py`)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a server has: `states` slots and `kv_tokens` of KV.
+
+    `grid`: tokens between positions that can be resumed from. `step`: tokens between the states of a pass.
+    `chunk_tokens`: of a prefill (0: all at once). `buffers`: slots of a running request beside its working state, with
+    which the state at the prompt's end is saved (SGLang's extra_buffer; 0 is no_buffer). `track_tokens`: with buffers,
+    decoding saves a state every so many tokens.
+    """
+
+    states: int
+    kv_tokens: int
+    grid: int = 64
+    step: int = 1
+    chunk_tokens: int = 0
+    buffers: int = 1
+    track_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.states <= SLOTS_PER_PASS:
+            raise ConfigError(f"a pass takes {SLOTS_PER_PASS} slots, give the server more: {self.states}")
+        if self.kv_tokens <= 0 or self.grid <= 0 or self.step <= 0:
+            raise ConfigError(f"KV, grid and step count tokens: {self.kv_tokens}, {self.grid}, {self.step}")
+
+
+@dataclass
+class Running:
+    """A request that holds memory: `tokens` are its prompt, `own_tokens` of KV and `slots` are not in the tree."""
+
+    id: str
+    tokens: Tokens
+    namespace: str | None
+    boundaries: tuple[int, ...]
+    limit: int
+    key: Tokens  # of the tree
+    request: Request | None = None
+    held: Node | None = None
+    cached_tokens: int = 0
+    kv_tokens: int = 0
+    computed: int = 0
+    own_tokens: int = 0
+    slots: int = 0
+    tip: Node | None = None
+    planned: dict[int, int] = field(default_factory=dict)  # positions of the last pass, and what each was wanted for
+    tail: int = 0  # where SGLang saves a state of the last pass by itself
+    decodes: bool = False
+    copies: bool = False  # the state of `held`, which cannot be evicted until then
+
+
+class SimulatedServer(TreeCache):
+    """A server of `shape` for `model` under `policy`."""
+
+    def __init__(
+        self, model: ModelSpec, shape: Shape, policy: str | policies.Policy = policies.DEFAULT, guarded: bool = True
+    ) -> None:
+        super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), (Pool.STATES, Pool.KV), False)
+        self.shape = shape
+        self.running: dict[str, Running] = {}
+        self._slots = 0  # of running requests
+        self._own_tokens = 0
+        self._first: dict[tuple[str, int], int] = {}
+
+    @property
+    def free_states(self) -> int:
+        """Slots in which there is nothing."""
+        return self.shape.states - self.tree.states - self._slots
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens of KV that nobody has."""
+        return self.shape.kv_tokens - self.tree.kv_tokens - self._own_tokens
+
+    def lookup(self, tokens: Tokens, now: float) -> int:
+        """Tokens of the prompt `tokens` that could be skipped now."""
+        return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).restart_tokens
+
+    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> None:
+        """Serve a request from its arrival to its end: `tokens` are its prompt and its answer."""
+        tokens = as_tokens(tokens)
+        self.arrive("", tokens[:n_input], now, None, boundaries)
+        computed = max(n_input, tokens.size - 1)  # nobody computes the last token of an answer
+        self.decode("", computed - n_input, now)
+        self.finish("", tokens[:computed], now)
+
+    def arrive(
+        self,
+        request_id: str,
+        tokens: Tokens,
+        now: float,
+        namespace: str | None = None,
+        boundaries: tuple[int, ...] = (),
+        limit: int = NO_LIMIT,
+    ) -> int:
+        """Match the prompt `tokens` and compute it; returns how many tokens of it were skipped.
+
+        It may resume at `limit` at most. Raises ConfigError if the server can never hold it.
+        """
+        tokens = as_tokens(tokens)
+        run = Running(request_id, tokens, namespace, boundaries, limit, self._key(tokens, namespace))
+        self.running[request_id] = run
+        self._match(run, now)
+        chunk = self.shape.chunk_tokens or max(1, tokens.size)
+        while run.computed < tokens.size:
+            self._pass(run, min(run.computed + chunk, tokens.size), now)
+        return run.cached_tokens
+
+    def _match(self, run: Running, now: float) -> None:
+        """Find where the prompt resumes, and a slot for the copy of the state there."""
+        tree, most = self.tree, min(int(run.tokens.size) - 1, run.limit)
+        found = tree.match(run.key[:most])
+        if found.partial is not None:
+            tree.split(found.partial, found.kv_tokens)  # as SGLang does
+        self._hold(run, found.restart)
+        if found.restart.state is not None:
+            self._states_in_use[found.restart.id] += 1
+            run.copies = True
+            tree.changed[found.restart.id] = found.restart
+            if self._states(1, now):
+                self._take(run, 1)
+            else:
+                self._hold(run, tree.root)
+        assert run.held is not None
+        run.cached_tokens = run.computed = run.held.end
+        run.kv_tokens = max(run.cached_tokens, found.kv_tokens)
+
+    def _pass(self, run: Running, end: int, now: float) -> None:
+        """Compute the prompt up to `end`, and save the states that were decided on."""
+        start, last = run.computed, end == run.tokens.size
+        self._states(SLOTS_PER_PASS, now)
+        self._take(run, 1 + self.shape.buffers - run.slots)
+        if not self._tokens(end - start, now):
+            raise ConfigError(
+                f"give the server more KV than {self.shape.kv_tokens} tokens, a pass needs: {end - start}"
+            )
+        self._own(run, end - start)
+        if run.request is None:
+            run.request = self._learn(run, now)
+        request = run.request
+        places: dict[int, int] = {}
+        for wanted in request.positions:
+            at = reachable(wanted, start, end, self.shape.grid, self.shape.step)
+            if at is not None:
+                places[at] = wanted
+        tail = start + (end - start) // self.shape.grid * self.shape.grid
+        if last and self.shape.buffers:
+            places.pop(tail, None)  # SGLang saves that one by itself
+        planned = self._reserve(request, places)
+        run.computed = end
+        self._slots += len(planned)  # until they are inserted
+        run.planned, run.tail = planned, tail if tail > start else 0
+        if last:
+            self.decisions.computed(run.id)
+        else:
+            self._save_pass(run, False, now)
+
+    def _learn(self, run: Running, now: float) -> Request:
+        decisions, node = self.decisions, run.held
+        assert node is not None
+        request = decisions.arrive(
+            run.id, run.tokens, now, run.cached_tokens, run.kv_tokens, run.namespace, run.boundaries,
+            min(run.limit, int(run.tokens.size)),
+        )  # fmt: skip
+        self.resume(request, node)
+        return request
+
+    def _reserve(self, request: Request, places: dict[int, int]) -> dict[int, int]:
+        """As many of `places` as there are free slots for, the deepest first."""
+        kept = {}
+        free = self.free_states
+        for at in sorted(places, reverse=True):
+            if free > 0:
+                kept[at] = places[at]
+                free -= 1
+            elif (mark := request.marks.get(places[at])) is not None:
+                mark.refused = True
+        return kept
+
+    def _save_pass(self, run: Running, last: bool, now: float) -> None:
+        """Insert what a pass computed: the state behind it, those that were planned, and the KV before them."""
+        request, shape, planned = run.request, self.shape, run.planned
+        assert request is not None
+        takes_end = (not planned or shape.buffers > 0) if last else self.free_states > shape.states // 8 + 4
+        made = takes_end and self._states(1, now)
+        at = run.tail if shape.buffers else run.computed
+        if made and at:
+            mark = request.tip if last else self.decisions.mark(request, at, now, spare=True)
+        elif planned:
+            at = max(planned)
+            mark = self._mark(request, planned.pop(at), now)
+            self._slots -= 1
+        else:
+            return
+        self._insert(run, at, mark, now)
+        if last:
+            request.tip.unkept = int(run.tokens.size) - at
+        self._save_planned(run, at, now)
+
+    def _save_planned(self, run: Running, below: int, now: float) -> None:
+        """Insert the states that were planned before `below`; the slots of the others are free again."""
+        request, planned = run.request, run.planned
+        assert request is not None
+        run.planned = {}
+        self._slots -= len(planned)
+        for at in sorted(planned, reverse=True):
+            if at < below:
+                self._insert(run, at, self._mark(request, planned[at], now), now)
+
+    def _mark(self, request: Request, wanted: int, now: float) -> Mark:
+        """The state nearest to the prompt's end stands for that until the answer has one."""
+        if wanted == max(request.positions, default=-1):
+            return request.tip
+        return self.decisions.mark(request, wanted, now)
+
+    def _insert(self, run: Running, at: int, mark: Mark, now: float) -> None:
+        """Cache the KV of the first `at` tokens and the state behind them."""
+        request, tree, decisions = run.request, self.tree, self.decisions
+        assert request is not None
+        leaf = tree.insert(run.key[:at], now)
+        if run.held is None or leaf.end > run.held.end:
+            self._hold(run, leaf)
+            self._own(run, run.computed - at - run.own_tokens)
+        if leaf.state is not None:
+            decisions.touch(leaf.state)
+            tree.changed[leaf.id] = leaf
+            decisions.saved(request, [at])
+            return
+        mark.lost = False
+        tree.attach(leaf, mark)
+        decisions.touch(mark)
+        decisions.saved(request, [at])
+        if mark is request.tip:
+            earlier, run.tip = run.tip, leaf
+            self.supersede(earlier, leaf, mark.last_s)
+
+    def decode(self, request_id: str, tokens: int, now: float) -> None:
+        """The running request computes `tokens` more of its answer."""
+        run = self.running[request_id]
+        if tokens and not run.decodes:
+            run.decodes = True
+            self._save_pass(run, True, now)
+        while tokens > 0:
+            if self.free_tokens < 1 and not self._tokens(1, now):
+                raise ConfigError(f"give the server more KV, running requests fill it: {self.shape.kv_tokens}")
+            some = min(tokens, self.free_tokens)
+            self._own(run, some)
+            run.computed += some
+            tokens -= some
+
+    def finish(self, request_id: str, tokens: Tokens, now: float) -> None:
+        """The request ended; `tokens` are what was computed of prompt and answer."""
+        run = self.running.pop(request_id)
+        tokens, request = as_tokens(tokens), run.request
+        assert request is not None
+        size, shape = int(tokens.size), self.shape
+        if not shape.buffers:
+            at = size
+        elif not run.decodes:
+            at = run.tail
+        else:
+            at = size // shape.track_tokens * shape.track_tokens
+            at = at if at > run.tokens.size else 0
+        tip = 0 if run.tip is None or run.tip.parent is None else run.tip.end
+        run.key = self._key(tokens, run.namespace)
+        self.decisions.finish(request, tokens, now, max(at, tip))
+        self._take(run, -run.slots)
+        if at:
+            self._insert(run, at, request.tip, now)
+        self._save_planned(run, at, now)
+        self._own(run, -run.own_tokens)
+        self._hold(run, None)
+
+    def _key(self, tokens: Tokens, namespace: str | None) -> Tokens:
+        """`tokens`, other ones at the start for another namespace: requests of different ones never meet."""
+        if namespace is None or not tokens.size:
+            return tokens
+        key = tokens.copy()
+        key[0] = self._first.setdefault((namespace, int(tokens[0])), _NAMESPACED + len(self._first))
+        return key
+
+    def _hold(self, run: Running, node: Node | None) -> None:
+        """The path to `node` is what `run` reads from now on, nothing if None."""
+        tree, before = self.tree, run.held
+        if node is not None:
+            tree.lock(node)
+        if before is not None:
+            if run.copies:
+                self._states_in_use[before.id] -= 1
+            tree.unlock(before)
+        run.held, run.copies = node, False
+
+    def _take(self, run: Running, slots: int) -> None:
+        run.slots += slots
+        self._slots += slots
+
+    def _own(self, run: Running, tokens: int) -> None:
+        run.own_tokens += tokens
+        self._own_tokens += tokens
+
+    def _states(self, count: int, now: float) -> bool:
+        """Evict until `count` slots are free; whether they are."""
+        short = count - self.free_states
+        if short > 0:
+            self._evict(Pool.STATES, short, self.shape.states // AHEAD, now)
+        return self.free_states >= count
+
+    def _tokens(self, count: int, now: float) -> bool:
+        short = count - self.free_tokens
+        if short > 0:
+            self._evict(Pool.KV, short, self.shape.kv_tokens // AHEAD, now)
+        return self.free_tokens >= count
+
+    def _evict(self, pool: Pool, count: int, ahead: int, now: float) -> None:
+        tree = self.tree
+        states = pool is Pool.STATES
+        if states:
+            self.decisions.fit(max(0, tree.states - count - ahead), tree.kv_tokens + self.free_tokens)
+        else:
+            self.decisions.fit(tree.states + self.free_states, max(0, tree.kv_tokens - count - ahead))
+        before = tree.states if states else tree.kv_tokens
+        while before - (tree.states if states else tree.kv_tokens) < count + ahead:
+            node = self.victim(pool, now)
+            if node is None:
+                return
+            self.evict(node)

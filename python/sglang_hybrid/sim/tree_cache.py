@@ -1,0 +1,157 @@
+"""The part of a cache that SGLang plays in a server: a radix tree whose content `Decisions` govern."""
+
+from collections import Counter
+
+from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree_check import check as check_tree
+from sglang_hybrid.prefix.tree_check import expect, walk
+
+
+class TreeCache:
+    """KV and states of finished and running requests, evicted from `pools`."""
+
+    def __init__(self, decisions: Decisions, pools: tuple[Pool, ...], settles: bool = True) -> None:
+        self.decisions = decisions
+        self.model = decisions.model
+        self.tree: RadixTree = RadixTree(kv_only=self.model.checkpoint_bytes == 0, settles=settles)
+        self._nobody = Mark(Kind.SUPERSEDED, 0.0)  # stands for the mark of KV behind the last state
+        self._nobody.reuse_class = decisions.history.class_of(self._nobody)
+        self._evictable: dict[Pool, dict[int, Node]] = {pool: {} for pool in pools}
+        self._states_in_use: Counter[int] = Counter()  # by node: states that a request is about to copy
+
+    def used_bytes(self) -> int:
+        """Bytes of KV and states held, those of running requests not counted."""
+        return self.tree.kv_tokens * self.model.kv_bytes_per_token + self.tree.states * self.model.checkpoint_bytes
+
+    def resume(self, request: Request, node: Node) -> None:
+        """`request` resumes at `node`: that may turn out to be a branch, and LRU may have resumed it above."""
+        decisions, tree = self.decisions, self.tree
+        if node.state is not None:
+            node.state = decisions.branch(request, node.end, node.state) or node.state
+            decisions.resumed(request, node.state)
+            tree.changed[node.id] = node
+        for at in decisions.uses(request):
+            used: Node | None = node
+            while used is not None and used.end > at:
+                used = used.parent
+            if used is not None and used.end == at and used.state is not None:
+                decisions.touch(used.state)
+                tree.changed[used.id] = used
+
+    def save(self, request: Request, tokens: Tokens, places: dict[int, int], now: float) -> Node:
+        """Save states at `places`, positions with what each stands for; returns the node of the last.
+
+        Of KV alone everything up to the last place is saved.
+        """
+        tree, decisions = self.tree, self.decisions
+        leaf = tree.insert(tokens[: max(places)], now)
+        for at in () if tree.kv_only else sorted(places):
+            node = leaf if at == leaf.end else tree.node_at(leaf, at)
+            if node.state is None:
+                mark = decisions.mark(request, places[at], now)
+                mark.lost = False
+                tree.attach(node, mark)
+            else:
+                decisions.touch(node.state)
+                tree.changed[node.id] = node
+        if tree.kv_only:
+            self._mark_path(request, leaf, now)
+        decisions.saved(request, sorted(places))
+        return leaf
+
+    def _mark_path(self, request: Request, leaf: Node, now: float) -> None:
+        """Of KV alone every node of the path has a mark, for a request resumes anywhere; all count as used."""
+        node = leaf
+        while node.parent is not None:
+            mark = self.decisions.mark(request, node.end, now)
+            if node.state is None:
+                self.tree.attach(node, mark)
+            node.state = mark
+            self.tree.changed[node.id] = node
+            node = node.parent
+
+    def supersede(self, earlier: Node | None, later: Node, now: float) -> None:
+        """The state at `later` continues that at `earlier`, of the same request."""
+        if earlier is None or earlier is later or earlier.parent is None or earlier.state is None:
+            return
+        old = self.decisions.superseded(earlier.state, now)
+        if old is not None:
+            earlier.state = old
+            self.tree.changed[earlier.id] = earlier
+
+    def victim(self, pool: Pool, now: float) -> Node | None:
+        """What is to be evicted next from `pool`; the caller evicts it."""
+        self._reindex()
+        victim = self.decisions.victim(pool, now)
+        return None if victim is None else self._evictable[pool].pop(victim)
+
+    def evict(self, node: Node) -> None:
+        """Drop `node` if it is a leaf that nobody reads, else its state; KV that nothing needs goes with that."""
+        tree = self.tree
+        if node.state is not None:
+            self.decisions.evicted(node.state)
+        if not tree.settles and not node.children and not node.locks:
+            tree.cut(node)
+        else:
+            tree.drop(node)
+
+    def _goes(self, pool: Pool, node: Node) -> bool:
+        if node.parent is None:
+            return False
+        if self.tree.kv_only or pool is Pool.KV:
+            return not node.children and not node.locks
+        return node.state is not None and not self._states_in_use[node.id]
+
+    def _reindex(self) -> None:
+        """Put or discard every node that changed, and those priced relative to it."""
+        tree, decisions = self.tree, self.decisions
+        stack = list(tree.rebased.values())
+        while stack:
+            node = stack.pop()
+            tree.changed[node.id] = node
+            if node.state is None:
+                stack.extend(node.children.values())
+        for pool, known in self._evictable.items():
+            for node in tree.changed.values():
+                if self._goes(pool, node):
+                    known[node.id] = node
+                    decisions.put(pool, self._candidate(node))
+                elif known.pop(node.id, None) is not None:
+                    decisions.discard(pool, node.id)
+        tree.rebased.clear()
+        tree.changed.clear()
+
+    def check(self) -> None:
+        """Raise InvariantError where tree, indices or history disagree."""
+        check_tree(self.tree)
+        self._reindex()
+        self.decisions.check()
+        for pool, known in self._evictable.items():
+            live = {node.id for node in walk(self.tree) if self._goes(pool, node)}
+            expect(live == set(known), "evictable nodes", len(known), len(live))
+
+    def _candidate(self, node: Node) -> Candidate:
+        """`node` as an eviction order sees it."""
+        mark, parent = node.state or self._nobody, node.parent
+        assert parent is not None
+        base = node.base()
+        return Candidate(
+            id=node.id,
+            end_tokens=base.end if node.state is None else node.end,  # KV behind the last state saves nothing
+            base_tokens=base.end,
+            parent_tokens=parent.end,
+            freed_kv_tokens=0 if node.children else node.end - parent.end,
+            states=int(node.state is not None),
+            children=len(node.children),
+            last_s=mark.last_s,
+            touch=mark.touch,
+            hits=mark.hits,
+            superseded=mark.kind is Kind.SUPERSEDED,
+            reuse_class=mark.reuse_class,
+        )

@@ -1,0 +1,79 @@
+"""Random requests that run side by side in a simulated server: its account after every step, and that all are served."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.policies import POLICIES, served
+from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.sim.server import Shape, SimulatedServer
+
+MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)
+SHAPES = {
+    "extra_buffer": Shape(12, 400, grid=8, chunk_tokens=24, track_tokens=16),
+    "no_buffer": Shape(12, 400, grid=1, chunk_tokens=24, buffers=0),
+    "steps": Shape(12, 400, grid=8, step=8, buffers=2),
+}
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
+
+
+class ServerMachine(RuleBasedStateMachine):
+    policy = "forecast"
+    shape = SHAPES["extra_buffer"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = SimulatedServer(MODEL, self.shape, self.policy)
+        self.running: dict[str, list[int]] = {}
+        self.past: list[tuple[str | None, list[int]]] = []
+        self.now = 0.0
+
+    @precondition(lambda self: len(self.running) < 2)
+    @rule(prompt=PROMPTS, data=st.data(), gap=st.floats(0.0, 100.0))
+    def arrive(self, prompt: list[int], data: st.DataObject, gap: float) -> None:
+        self.now += gap
+        if self.past and data.draw(st.booleans()):
+            prompt = (data.draw(st.sampled_from(self.past))[1] + prompt)[:120]
+        namespace = data.draw(st.sampled_from((None, "tenant")))
+        name = str(self.now) + str(len(self.past))
+        hit = self.server.arrive(name, as_tokens(prompt), self.now, namespace)
+        seen = [past[:hit] for other, past in self.past if other == namespace]
+        assert hit == 0 or (hit < len(prompt) and prompt[:hit] in seen)
+        self.running[name] = prompt
+        self.past.append((namespace, prompt))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), answer=st.lists(st.integers(0, 2), max_size=30))
+    def finish(self, data: st.DataObject, answer: list[int]) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        whole = self.running.pop(name) + answer
+        self.server.decode(name, len(answer), self.now)
+        self.server.finish(name, as_tokens(whole), self.now)
+        self.past.append((self.past[-1][0], whole))
+        self.past.append((None, whole))
+        self.past.append(("tenant", whole))
+
+    @invariant()
+    def consistent(self) -> None:
+        server = self.server
+        server.check()
+        assert server.free_states >= 0
+        assert server.free_tokens >= 0
+
+    def teardown(self) -> None:
+        for name, prompt in self.running.items():
+            self.server.finish(name, as_tokens(prompt), self.now)
+        server = self.server
+        server.check()
+        assert server.free_states + server.tree.states == self.shape.states, "what ran has given back its slots"
+        assert server.free_tokens + server.tree.kv_tokens == self.shape.kv_tokens
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", [*served(), "vllm+"])
+def test_random_requests(policy: str, shape: str) -> None:
+    assert policy in POLICIES
+    machine = type("Machine", (ServerMachine,), {"policy": policy, "shape": SHAPES[shape]})
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))
