@@ -4,7 +4,8 @@
 
 `scan` scores one numpy table of all candidates for every victim: the exact argmin, the ceiling of hit rate. `sample:K`
 scores at most K rows of the same table, every (n / K)th from a seeded random start, as LHD, Hyperbolic caching and
-Redis sample; with up to K candidates that is the scan. `aging` is the index that is served.
+Redis sample; with up to K candidates that is the scan. `sample:1024` is served. The row `aging` of the committed result
+is the index before it, measured at 24767d7, the last commit that has it.
 
 Cost: microseconds of processor time of `put` and of `victim` at a number of candidates. Per request the clock moves by
 10 ms, one victim leaves, one candidate comes and one is used again, the latter two by `put`. Every request is repeated
@@ -28,7 +29,6 @@ from models import MARCONI
 from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.admission import Judicious
 from sglang_hybrid.prefix.cache import PrefixCache
-from sglang_hybrid.prefix.calendar import AgingHeaps
 from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.gdsf import density
@@ -46,24 +46,8 @@ from provenance import head, write
 MANY = {"lmsys?sessions=4000&sps=50": (150.0,), "sharegpt?sessions=4000&sps=50": (80.0,)}
 
 
-class Aging:
-    """The clock of the latest use beside it, as the policy keeps it."""
-
-    def __init__(self, rates: np.ndarray) -> None:
-        self._heaps, self._now = AgingHeaps(rates), 0.0
-        self.pop, self.discard, self.check = self._heaps.pop, self._heaps.discard, self._heaps.check
-
-    def put(self, entry_id: int, reuse_class: int, last_s: float, density: float) -> None:
-        self._now = max(self._now, last_s)
-        self._heaps.put(entry_id, reuse_class, last_s, density, self._now)
-
-    def __len__(self) -> int:
-        return len(self._heaps)
-
-
 INDICES: dict[str, Callable[[np.ndarray], Any]] = {
     "scan": partial(SampledIndex, sample=sys.maxsize),
-    "aging": Aging,
     **{f"sample:{k}": partial(SampledIndex, sample=k) for k in (16, 64, 256, 1024)},
 }
 
