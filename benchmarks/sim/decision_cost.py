@@ -13,7 +13,7 @@ With `--repeats` above 1 all of it is done anew that many times, request by requ
 with its lowest processor time (and, apart from that, its lowest wall time): what others on the machine add is not the
 same each time, what the code takes is. `first_cpu_us` is the first run alone.
 `form` says whether the decisions ran compiled (`scripts/compile`) or interpreted
-(SGLANG_HYBRID_COMPILED=0).
+(`scripts/compile --remove`).
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python benchmarks/sim/garbage.py --marks 400000
 
-Run it with SGLANG_HYBRID_COMPILED=0 for the interpreted form. `empty` is the same process before the history is filled:
-what was imported. A collection stops the scheduler for that long, whenever Python decides to make one.
+After `scripts/compile --remove` it measures the interpreted form. `empty` is the same process before the history is
+filled: what was imported. A collection stops the scheduler for that long, whenever Python decides to make one.
 """
 
 import argparse
