@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from models import LAYER_MIXES, MARCONI, STATE_SIZES
-
+from benchmarks.sim.models import LAYER_MIXES, MARCONI, STATE_SIZES
 from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.sim.grid import Cell, Source, cells
 

@@ -1,6 +1,6 @@
 """Which index finds the forecast policy's victim: what it costs, and what its choice does to the hit rate.
 
-    python benchmarks/sim/index_ablation.py      # results/index-ablation.json
+    python -m benchmarks.sim.index_ablation      # results/index-ablation.json
 
 `scan` scores one numpy table of all candidates for every victim: the exact argmin, the ceiling of hit rate. `sample:K`
 scores at most K rows of the same table, every (n / K)th from a seeded random start, as LHD, Hyperbolic caching and
@@ -19,13 +19,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grids import CAPACITIES, HELD_OUT_SEEDS
-from models import MARCONI
 
+from benchmarks.provenance import head, write
+from benchmarks.sim.grids import CAPACITIES, HELD_OUT_SEEDS
+from benchmarks.sim.models import MARCONI
 from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.admission import Judicious
 from sglang_hybrid.prefix.cache import PrefixCache
@@ -39,9 +39,6 @@ from sglang_hybrid.prefix.sampled_index import SampledIndex
 from sglang_hybrid.sim import workloads
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.trace import Trace
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from provenance import head, write
 
 MANY = {"lmsys?sessions=4000&sps=50": (150.0,), "sharegpt?sessions=4000&sps=50": (80.0,)}
 
