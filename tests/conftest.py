@@ -14,7 +14,7 @@ settings.load_profile("repeat")
 @pytest.fixture
 def fixed_order() -> Iterator[None]:
     """PyTorch's products and sums have an order that depends on no shape and no machine: equal bits prove something."""
-    from fixed_order import FixedOrder
+    from tests.kernels.fixed_order import FixedOrder
 
     with FixedOrder():
         yield

@@ -1,6 +1,6 @@
 """Compile every kernel of every case for sm_80 and sm_90 without a GPU: registers, spills, shared memory.
 
-python benchmarks/kernels/compile.py [--operation copy_slots] [--no-write]
+python -m benchmarks.kernels.compile [--operation copy_slots] [--no-write]
 
 The operation itself is called, on CPU tensors, with a driver that only names a target and a launch that only compiles:
 so exactly the specialisations that the operation launches are compiled. Nothing runs.
@@ -12,23 +12,19 @@ import argparse
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import provenance
 import torch
 import triton
-from registry import Case, cases
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks import provenance
+from benchmarks.kernels.registry import Case, cases
 from sglang_hybrid_kernels import dispatch
 
 TARGETS = {"sm_80": 80, "sm_90": 90}

@@ -6,7 +6,7 @@ the call against the naive path and times it against the roofline and other peop
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,10 +67,5 @@ def cases(operation: str | None = None) -> list[Case]:
     found = []
     for file in sorted(ENTRIES.glob("*.py")):
         if operation in (None, file.stem):
-            spec = importlib.util.spec_from_file_location(f"kernel_entries_{file.stem}", file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            found += module.CASES
+            found += importlib.import_module(f"benchmarks.kernels.entries.{file.stem}").CASES
     return found

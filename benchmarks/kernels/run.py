@@ -1,6 +1,6 @@
 """Check every case on a GPU, then time it beside the roofline and other people's kernels.
 
-python benchmarks/kernels/run.py [--operation copy_slots] [--rounds 50] [--check]
+python -m benchmarks.kernels.run [--operation copy_slots] [--rounds 50] [--check]
 
 No time is taken while a case is wrong: first all selected cases must agree with the naive path on the same inputs and
 give the same bits twice. The roofline is measured in the same run: bytes at the rate of a large copy, or flops at the
@@ -12,20 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import provenance
 import torch
-from registry import Case, cases
 from torch import Tensor
 
+from benchmarks import provenance
+from benchmarks.kernels.registry import Case, cases
 from sglang_hybrid_kernels import dispatch
 
 SEED = 7

@@ -1,18 +1,14 @@
 """Elastic memory on a GPU: what each driver call costs, what the device says is free, and a kernel beside the moving.
 
-python benchmarks/memory/gpu.py [--rounds 200]            # then: compute-sanitizer python ... --rounds 2 --small
+python -m benchmarks.memory.gpu [--rounds 200]            # then: compute-sanitizer python ... --rounds 2 --small
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import provenance
-
+from benchmarks import provenance
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.cuda import CudaDriver

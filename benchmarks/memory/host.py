@@ -1,23 +1,19 @@
 """Elastic memory on the host, for real: resident memory, allocation cost beside SGLang's, resize stalls.
 
-    SGLANG_USE_CPU_ENGINE=1 python benchmarks/memory/host.py [--rounds 400]
+    SGLANG_USE_CPU_ENGINE=1 python -m benchmarks.memory.host [--rounds 400]
 
 The shapes are Qwen3-Next's at TP1 with 2 MiB granules: 24 KV planes of 1 KiB per token, 36 state planes of 2 MiB.
 """
 
 import argparse
 import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import provenance
-from allocation import COLUMNS as ALLOCATION_COLUMNS
-from allocation import churn, pairs, quantiles, sorting
-
+from benchmarks import provenance
+from benchmarks.memory.allocation import COLUMNS as ALLOCATION_COLUMNS
+from benchmarks.memory.allocation import churn, pairs, quantiles, sorting
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.memory.budget import Budget, ReturnConfig

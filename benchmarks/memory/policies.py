@@ -1,20 +1,15 @@
 """AVMP's Tables 1 to 6 and the columns beside them, for the published allocators and for ours. Pure simulation.
 
-python benchmarks/memory/policies.py [tables queues sweeps] [--sharegpt prompts.json]
+python -m benchmarks.memory.policies [tables queues sweeps] [--sharegpt prompts.json]
 """
 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
-import provenance
 
 from avmp.elastic_replay import ElasticReplay, layer_major, page_major, per_layer_pages
 from avmp.geometry import GEOMETRIES, Geometry
@@ -25,6 +20,7 @@ from avmp.published import Allocator, TwoStores
 from avmp.queue import ByteGranular, ColumnGranular, Server, StoresServer, serve
 from avmp.replay import Outcome, replay
 from avmp.workloads import WORKLOADS, generate
+from benchmarks import provenance
 
 SYNTHETIC = ("uniform_short", "mixed_long", "agentic_burst")
 SIZES_GIB = (1, 4)

@@ -1,6 +1,6 @@
 """What the cache costs the scheduler: a request's calls over SGLang's real tree and pools, by number of leaves.
 
-    python benchmarks/serving/cache_calls.py [--leaves 100 1000 10000 40000]
+    python -m benchmarks.serving.cache_calls [--leaves 100 1000 10000 40000]
 
 Ours (forecast) beside both cores of stock SGLang, without a model, in one process that takes turns request by request.
 Every call a scheduler makes for one request is timed, in microseconds of processor time of one thread:
@@ -26,8 +26,6 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
 KINDS = {"hybrid": ("forecast", "python"), "stock python": (None, "python"), "stock rust": (None, "rust")}
 STAGES = ("match", "alloc", "plan", "insert", "finish")
@@ -42,7 +40,7 @@ class Load:
 
     def __init__(self, kind: str, leaves: int) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = KINDS[kind][1]
-        from tree import Tree
+        from tests.engine.tree import Tree
 
         self.rng, self.number, self.leaves = random.Random(1), 0, leaves
         tokens = leaves * ASKED + (leaves // 100 + 2) * SHARED  # fewer than the states could use: KV is short too
@@ -145,14 +143,14 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.leaves[0], options.requests)))
         return
-    import provenance
-
+    from benchmarks import provenance
     from sglang_hybrid.prefix import FORM
 
     rows = []
     for leaves in options.leaves:
-        command = [sys.executable, __file__, "--one", "--leaves", str(leaves), "--requests", str(options.requests)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "benchmarks.serving.cache_calls", "--one", "--leaves", str(leaves)]
+        command += ["--requests", str(options.requests)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         rows += json.loads(done.stdout.splitlines()[-1])
         for row in rows[-len(KINDS) :]:
             print(

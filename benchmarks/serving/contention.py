@@ -1,6 +1,6 @@
 """Hit rate and time to first token when states are scarce: ours beside both cores of stock SGLang, request by request.
 
-    python benchmarks/serving/contention.py [--preset gdn] [--workload chat ...] [--seed 21]
+    python -m benchmarks.serving.contention [--preset gdn] [--workload chat ...] [--seed 21]
 
 Four workloads of several sessions that take turns; each server gets the same prompts in the same order, one at a time,
 and turns alternate between servers, so that the ratios are paired. `predicted` is the simulator's hit rate for the same
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,11 +21,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
-from servers import Client, Command, hybrid, stock, words
-
+from benchmarks import provenance
+from benchmarks.serving.servers import Client, Command, hybrid, stock, words
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server

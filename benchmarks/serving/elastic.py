@@ -1,9 +1,9 @@
 """Elastic against static memory: short chats, then long documents, then short chats, over the same bytes.
 
-    python benchmarks/serving/elastic.py --part shifting [--repeats N] [--budget-mb MB]
-    python benchmarks/serving/elastic.py --part steady [--rounds N]
-    python benchmarks/serving/elastic.py --part resident
-    python benchmarks/serving/elastic.py --part stalls [--repeats N]
+    python -m benchmarks.serving.elastic --part shifting [--repeats N] [--budget-mb MB]
+    python -m benchmarks.serving.elastic --part steady [--rounds N]
+    python -m benchmarks.serving.elastic --part resident
+    python -m benchmarks.serving.elastic --part stalls [--repeats N]
 
 shifting  Static servers split the bytes by SGLang's ratio of states to KV (0.9 is its default). The servers run side by
           side and take turns phase by phase; every phase asks every server the same requests, eight at a time.
@@ -21,7 +21,6 @@ import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -32,12 +31,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
 import psutil
-from servers import ENVIRONMENT, Client, words
 
+from benchmarks import provenance
+from benchmarks.serving.servers import ENVIRONMENT, Client, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server

@@ -1,6 +1,6 @@
 """Greedy tokens with the cache on against the cache off: thousands of random requests, float32, and no difference.
 
-    python benchmarks/serving/equality.py [--requests 200]
+    python -m benchmarks.serving.equality [--requests 200]
 
 For a GDN and a Mamba-2 model, both strategies and two chunk sizes, with pools small enough to evict all the time:
 prompts of lengths around every boundary, shared, continued and rewritten prefixes, eight at once, while other clients
@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
-from support import Client, Reference
-from test_prefix_cache import prompts, words
-
+from benchmarks import provenance
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.prompts import prompts, words
+from tests.engine.support import Client, Reference
 
 POOLS = ("--max-mamba-cache-size", "40", "--max-running-requests", "8", "--max-total-tokens", "12000")
 OFF = ("--disable-radix-cache", "--max-running-requests", "8")

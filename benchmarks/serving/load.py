@@ -1,6 +1,6 @@
 """Time to first token under load while states are scarce: ours beside both cores of stock SGLang, in open loop.
 
-    python benchmarks/serving/load.py [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
+    python -m benchmarks.serving.load [--workload chat ...] [--utilisation 0.8] [--rounds 3] [--seed 21]
 
 The prompts of `contention.py`, first as there, one at a time (`alone`), then at Poisson times that do not wait for
 answers, so that a time to the first token holds the queue before it. The rate is `utilisation` of the requests per
@@ -17,12 +17,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import contention
 import numpy as np
-import provenance
-from contention import SIZES, started
-from servers import Client
 
+from benchmarks import provenance
+from benchmarks.serving import contention
+from benchmarks.serving.contention import SIZES, started
+from benchmarks.serving.servers import Client
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.demo import model
 from sglang_hybrid.sim import open_cache

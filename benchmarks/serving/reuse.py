@@ -1,6 +1,6 @@
 """What SGLang's prefix cache serves of prompts it has seen: cached tokens by scenario, strategy and tree core.
 
-    python benchmarks/serving/reuse.py [--preset gdn]
+    python -m benchmarks.serving.reuse [--preset gdn]
 
 Stock policies on the CPU platform; every cell is a count of tokens, not a time. The column `seen` is the ceiling: how
 many tokens of the prompt (less the last one, which is always computed) the server had processed before.
@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
-from servers import Client, stock, words
-
+from benchmarks import provenance
+from benchmarks.serving.servers import Client, stock, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 

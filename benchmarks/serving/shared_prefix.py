@@ -1,6 +1,6 @@
 """SGLang's own workload of shared prefixes, by its own client, at several rates: ours beside stock SGLang.
 
-    python benchmarks/serving/shared_prefix.py [--rates 2 2.5 3] [--seeds 11 12]
+    python -m benchmarks.serving.shared_prefix [--rates 2 2.5 3] [--seeds 11 12]
 
 `bench_serving --dataset-name generated-shared-prefix`: groups of prompts, each with a prefix of its own, in random
 order at Poisson times. 32 state slots and 8 requests at once: running requests hold most of the states, so bursts take
@@ -23,11 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
-from servers import ENVIRONMENT, STOCK, Client, Command
-
+from benchmarks import provenance
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, Command
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 

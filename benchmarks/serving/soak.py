@@ -1,6 +1,6 @@
 """Minutes of shifting load while states and KV are scarce: every request ends, no token is wrong, nothing is lost.
 
-    python benchmarks/serving/soak.py [--memory elastic] [--strategy extra_buffer ...] [--preset gdn ...]
+    python -m benchmarks.serving.soak [--memory elastic] [--strategy extra_buffer ...] [--preset gdn ...]
 
 First a server without a cache answers a fixed set of prompts (conversations, documents, odd lengths). Then a server
 with less memory than the set needs answers prompts drawn from it, phase by phase with other weights, six at a time,
@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -28,18 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engine"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
 import psutil
-from support import Client, Reference
-from test_prefix_cache import prompts as odd_lengths
-from test_prefix_cache import words
 
+from benchmarks import provenance
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.prompts import prompts as odd_lengths
+from tests.engine.prompts import words
+from tests.engine.support import Client, Reference
 
 RUNNING, STATES, TOKENS = 6, 26, 5_000
 PHASE_S, SAMPLE_S, PATIENCE_S = 30.0, 10.0, 1200.0

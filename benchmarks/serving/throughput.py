@@ -1,6 +1,6 @@
 """Start-up, prefill, decode and second turns on the CPU platform: our launcher, stock SGLang, and the cache off.
 
-    python benchmarks/serving/throughput.py [--repeats N] [--model gdn-medium]
+    python -m benchmarks.serving.throughput [--repeats N] [--model gdn-medium]
 
 Stock SGLang runs on the same CPU platform with the same sizes through `python -m sglang.launch_server`; the servers run
 side by side and take turns request by request, so that a busy moment of the machine meets all of them.
@@ -12,18 +12,14 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import provenance
-from servers import Client, hybrid, stock, words
-
+from benchmarks import provenance
+from benchmarks.serving.servers import Client, hybrid, stock, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 

@@ -4,7 +4,7 @@ The artifact is not part of this repository (CC BY-NC): clone github.com/ruipete
 in the results and pass its folder. Rows: `artifact V1/V2/V3:ALPHA` as published, `... enforced` with its own eviction
 called until the tree fits (published, it exceeds its capacity), and our policies of the same meaning.
 
-    python benchmarks/sim/artifact.py DIR --workload sharegpt?seed=101 --capacity-gb 1,2 --json OUT
+    python -m benchmarks.sim.artifact DIR --workload sharegpt?seed=101 --capacity-gb 1,2 --json OUT
 """
 
 import argparse
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run import about
 
+from benchmarks.sim.run import about
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim import Trace, open_cache, replay
 from sglang_hybrid.sim.workloads import parse

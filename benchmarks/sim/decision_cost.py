@@ -1,6 +1,6 @@
 """What one decision costs: match, insert and evict against the number of cached leaves, and bytes per remembered token.
 
-    python benchmarks/sim/decision_cost.py --leaves 1000,4000,40000,400000 --policies tree,lru,forecast
+    python -m benchmarks.sim.decision_cost --leaves 1000,4000,40000,400000 --policies tree,lru,forecast
 
 A cache is filled until it holds `leaves` checkpoints and evicts on every commit; then `--requests` more are timed. A
 request is 256 tokens or more: half start with one of 64 shared beginnings of 128 tokens, half continue a recent
@@ -13,12 +13,11 @@ With `--repeats` above 1 all of it is done anew that many times, request by requ
 with its lowest processor time (and, apart from that, its lowest wall time): what others on the machine add is not the
 same each time, what the code takes is. `first_cpu_us` is the first run alone.
 `form` says whether the decisions ran compiled (`scripts/compile`) or interpreted
-(SGLANG_HYBRID_COMPILED=0).
+(`scripts/compile --remove`).
 """
 
 import argparse
 import gc
-import sys
 import time
 import tracemalloc
 from collections import deque
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sglang_hybrid.prefix.cache import Learner, PrefixCache
 
+from benchmarks.provenance import head, write
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import FORM
-from sglang_hybrid.prefix.cache import Learner, PrefixCache
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.history import History, Sighting
 from sglang_hybrid.prefix.mark import Kind, Mark
@@ -37,9 +37,6 @@ from sglang_hybrid.prefix.reuse import ReuseTable
 from sglang_hybrid.prefix.tokens import Tokens, as_tokens
 from sglang_hybrid.prefix.tree import RadixTree
 from sglang_hybrid.sim.cache import open_cache
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from provenance import head, write
 
 MODEL = ModelSpec("unit", 1, 1000, 1.0, 0.0, context_tokens=4096)
 SHARED_TOKENS, NEW_TOKENS, SHARED = 128, 128, 64

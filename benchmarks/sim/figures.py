@@ -1,12 +1,13 @@
 """The paper's comparisons, redrawn from our raw JSON: results/figures/*.png (Figures 7, 8, 10, 11, 12, 13).
 
-python benchmarks/sim/figures.py
+python -m benchmarks.sim.figures
 """
 
 from typing import Any
 
 import matplotlib as mpl
-from tables import HERE, groups, result, workload
+
+from benchmarks.sim.tables import HERE, groups, result, workload
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

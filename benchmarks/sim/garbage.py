@@ -1,9 +1,9 @@
 """What a full history costs Python's garbage collector: the pause of one full collection, and resident memory.
 
-    python benchmarks/sim/garbage.py --marks 400000
+    python -m benchmarks.sim.garbage --marks 400000
 
-Run it with SGLANG_HYBRID_COMPILED=0 for the interpreted form. `empty` is the same process before the history is filled:
-what was imported. A collection stops the scheduler for that long, whenever Python decides to make one.
+After `scripts/compile --remove` it measures the interpreted form. `empty` is the same process before the history is
+filled: what was imported. A collection stops the scheduler for that long, whenever Python decides to make one.
 """
 
 import argparse
@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.provenance import head, write
 from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.history import History
 from sglang_hybrid.prefix.reuse import ReuseTable
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from provenance import head, write
 
 SHARED_TOKENS, NEW_TOKENS = 60, 40
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from models import LAYER_MIXES, MARCONI, STATE_SIZES
-
+from benchmarks.sim.models import LAYER_MIXES, MARCONI, STATE_SIZES
 from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.sim.grid import Cell, Source, cells
 
@@ -117,7 +116,7 @@ def arrivals() -> list[Cell]:
 def shifts() -> list[Cell]:
     """Phases whose past misleads; held-out seeds, one budget and two pools, with gaps that tell nothing as well."""
     one = ("lru", "marconi", "forecast-unguarded", "forecast", "clairvoyant", "bound")
-    two = tuple(f"pools:{name}" for name in ("lru", "marconi", "forecast-unguarded", "forecast"))
+    two = tuple(f"pools:{name}" for name in ("lru", "marconi-online", "forecast-unguarded", "forecast"))
     plain = ("hotcold", "flips", "scans", "loops", "alternating", "drifts", "bursts", "shifting")
     cases = [f"{name}?" for name in plain]
     cases += [f"{name}?question_tokens=0&" for name in ("hotcold", "alternating", "scans")]

@@ -1,6 +1,6 @@
 """What no policy can skip of few-shot requests that does not know which template comes next.
 
-    python benchmarks/sim/popularity.py     # results/popularity.json
+    python -m benchmarks.sim.popularity     # results/popularity.json
 
 The workload draws its templates independently, so the past says nothing about the next request but how popular each
 template is. A policy that knows every popularity from the start therefore expects to skip, of each request, at most the
@@ -12,24 +12,20 @@ It is an expectation: on one trace a policy can be lucky.
 from __future__ import annotations
 
 import inspect
-import sys
 import zlib
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from grids import CAPACITIES, HELD_OUT_SEEDS
-from tables import result
 
+from benchmarks import provenance
+from benchmarks.sim.grids import CAPACITIES, HELD_OUT_SEEDS
+from benchmarks.sim.tables import result
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.workloads import parse
 from sglang_hybrid.sim.workloads.chat import USER_HEADER
 from sglang_hybrid.sim.workloads.draw import zipf
 from sglang_hybrid.sim.workloads.templates import TEMPLATE, fewshot
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import provenance
 
 SHAPE = {name: given.default for name, given in inspect.signature(fewshot).parameters.items()}
 MODEL = preset("marconi-7b")

@@ -2,24 +2,20 @@
 
 Where nothing is kept on this machine, the cells of the committed result are; `--fresh` or `--redo` runs them anew.
 
-python benchmarks/sim/run.py main robustness      # results/<grid>.json
+python -m benchmarks.sim.run main robustness      # results/<grid>.json
 """
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from grids import GRIDS
-from tables import result
-
+from benchmarks.provenance import commit, head
+from benchmarks.sim.grids import GRIDS
+from benchmarks.sim.tables import result
 from sglang_hybrid import __version__
 from sglang_hybrid.sim.grid import Cell, run_cell
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from provenance import commit, head
 
 HERE = Path(__file__).parent
 LEFT_OUT = ("gb_over_time",)  # columns left out of the committed files, for their size

@@ -1,6 +1,6 @@
 """Tables of the README from the raw JSON: ratios to Marconi, distance to LRU, share of the gap to the clairvoyant row.
 
-python benchmarks/sim/tables.py [GRID ...]
+python -m benchmarks.sim.tables [GRID ...]
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def result(grid: str) -> dict[str, Any]:
     """The committed result of a grid."""
     file = HERE / "results" / f"{grid}.json"
     if not file.exists():
-        raise FileNotFoundError(f"no results yet; run: python benchmarks/sim/run.py {grid}")
+        raise FileNotFoundError(f"no results yet; run: python -m benchmarks.sim.run {grid}")
     return dict(json.loads(file.read_text()))
 
 

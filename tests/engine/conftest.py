@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import PATIENCE_S, Client, Reference
 
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.support import PATIENCE_S, Client, Reference
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tree import Tree
+
+from tests.engine.tree import Tree
 
 
 def fingerprints(tokens: list[int]) -> Any:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import PATIENCE_S, Client
+
+from tests.engine.support import PATIENCE_S, Client
 
 pytestmark = pytest.mark.engine
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sglang_hybrid.prefix.serving import Pool
-from tree import Tree
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.requests import Tracked
 from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.mark import Kind
+from tests.engine.tree import Tree
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 

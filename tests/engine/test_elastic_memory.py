@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from smaps import unforked_bytes
-from support import PATIENCE_S, Client, Prompt, Reference, eventually
-from test_prefix_cache import words
 
 from sglang_hybrid import cli
 from sglang_hybrid.demo.server import Server
+from tests.engine.prompts import words
+from tests.engine.smaps import unforked_bytes
+from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
 
 pytestmark = pytest.mark.engine
 

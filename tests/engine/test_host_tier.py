@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from restart import TieredTree
-from sglang_hybrid.prefix.serving import Pool
-from support import Client, Reference
-from test_cache_tree import sequences
-from test_hybrid_cache import ask, cached, misses
-from test_prefix_cache import prompts, words
 
 from sglang_hybrid.prefix.candidates import Candidates
+from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.request_log import replay
+from tests.engine.prompts import prompts, words
+from tests.engine.restart import TieredTree
+from tests.engine.support import Client, Reference
+from tests.engine.test_cache_tree import sequences
+from tests.engine.test_hybrid_cache import ask, cached, misses
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 

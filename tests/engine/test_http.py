@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bodies import Document, body_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from refused import ENDS, MESSAGES, MISTAKES
-from support import PATIENCE_S, Client, eventually
 
 from sglang_hybrid.demo.server import Server
+from tests.engine.bodies import Document, body_of
+from tests.engine.refused import ENDS, MESSAGES, MISTAKES
+from tests.engine.support import PATIENCE_S, Client, eventually
 
 pytestmark = pytest.mark.engine
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import Client
 
 from sglang_hybrid.demo.server import Server
+from tests.engine.support import Client
 
 pytestmark = pytest.mark.engine
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Client, Prompt, Reference
-from test_prefix_cache import CHUNK, GRID, STRATEGIES, prompts, words
 
 from sglang_hybrid.prefix.request_log import replay
+from tests.engine.prompts import CHUNK, GRID, STRATEGIES, prompts, words
+from tests.engine.support import Client, Prompt, Reference
 
 pytestmark = pytest.mark.engine
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from support import Client, Prompt, Reference
-from test_prefix_cache import CHUNK, prompts, words
 
 from sglang_hybrid.prefix.request_log import replay
+from tests.engine.prompts import CHUNK, prompts, words
+from tests.engine.support import Client, Prompt, Reference
 
 pytestmark = pytest.mark.engine
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import PATIENCE_S, Client, Reference, eventually
 
 from sglang_hybrid.demo.server import Server, ServerDied
+from tests.engine.support import PATIENCE_S, Client, Reference, eventually
 
 pytestmark = pytest.mark.engine
 

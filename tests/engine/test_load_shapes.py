@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE_S, Client, Prompt, Reference, eventually
-from test_prefix_cache import words
+
+from tests.engine.prompts import words
+from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
 
 pytestmark = pytest.mark.engine
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Client, Prompt, eventually
-from test_hybrid_cache import ask, cached, deepest, misses
-from test_prefix_cache import STRATEGIES, prompts, words
 
 from sglang_hybrid.prefix.request_log import replay
+from tests.engine.prompts import STRATEGIES, prompts, words
+from tests.engine.support import Client, Prompt, eventually
+from tests.engine.test_hybrid_cache import ask, cached, deepest, misses
 
 pytestmark = pytest.mark.engine
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import Client, Prompt, Reference
-from test_hybrid_cache import cached, deepest, misses
-from test_prefix_cache import STRATEGIES, words
+
+from tests.engine.prompts import STRATEGIES, words
+from tests.engine.support import Client, Prompt, Reference
+from tests.engine.test_hybrid_cache import cached, deepest, misses
 
 pytestmark = pytest.mark.engine
 

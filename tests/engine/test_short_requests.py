@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tree import Tree
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.components import AHEAD
+from tests.engine.tree import Tree
 
 pytestmark = [
     pytest.mark.engine,

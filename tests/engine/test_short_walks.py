@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tree import Tree
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import components, core
+from tests.engine.tree import Tree
 
 pytestmark = [
     pytest.mark.engine,

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tree  # noqa: F401 - puts the CPU platform in place before SGLang is imported
-from support import Client
-from test_prefix_cache import FIRST, GRID, LAST, STRATEGIES, words
+
+from tests.engine import tree  # noqa: F401 - puts the CPU platform in place before SGLang is imported
+from tests.engine.prompts import FIRST, GRID, LAST, STRATEGIES, words
+from tests.engine.support import Client
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 

@@ -71,7 +71,6 @@ class Tree:
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-        from sglang_hybrid.prefix.serving import Decisions
 
         from sglang_hybrid.engine.cache import core
         from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
@@ -79,6 +78,7 @@ class Tree:
         from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
         from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
         from sglang_hybrid.engine.cache.victims import Victims
+        from sglang_hybrid.prefix.decisions import Decisions
 
         extra = page_size > 1
         tier: dict[str, Any] = {}

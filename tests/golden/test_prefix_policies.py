@@ -19,19 +19,19 @@ MODEL = ModelSpec(
 CAPACITY_BYTES = 1_500_000
 INPUT_TOKENS = 442_624
 GOLDEN = {
-    "lru": 228_432,
-    "recency": 229_592,
-    "superseded": 247_089,
-    "vllm+": 57_017,
-    "sglang-chunks": 179_407,
-    "gdsf": 239_643,
-    "marconi": 225_219,
-    "marconi-paper": 221_388,
-    "marconi-online": 231_507,
+    "lru": 229_980,
+    "recency": 231_140,
+    "superseded": 248_637,
+    "vllm+": 57_074,
+    "sglang-chunks": 179_207,
+    "gdsf": 235_670,
+    "marconi": 227_109,
+    "marconi-paper": 213_983,
+    "marconi-online": 236_971,
     "forecast-unguarded": 284_372,
     "forecast": 284_372,
-    "marconi:0": 229_538,
-    "marconi:1": 234_451,
+    "marconi:0": 230_686,
+    "marconi:1": 230_933,
 }
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).with_name("interpreter.py")
-_spec = importlib.util.spec_from_file_location("interpreter_frames", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-frames = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(frames)
+from tests.kernels import interpreter as frames
+
+SCRIPT = frames.__file__
 
 
 class Interpreter:
@@ -27,7 +22,7 @@ class Interpreter:
     def __init__(self) -> None:
         mode = {"TRITON_INTERPRET": "1", "SGLANG_HYBRID_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **mode}
+            [sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **mode}
         )
 
     def __call__(self, operation: str, *args: Any, **kwargs: Any) -> Any:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import FAMILIES, Tokens, run, tokens
 from torch import Tensor
 
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 from sglang_hybrid_kernels.compose import compose
+from tests.kernels.recurrences import FAMILIES, Tokens, run, tokens
 
 
 def pools(some: Tokens, entries: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

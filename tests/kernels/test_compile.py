@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,12 @@ import pytest
 
 import sglang_hybrid_kernels
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels"
 PACKAGE = Path(sglang_hybrid_kernels.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def ahead_of_time() -> Any:
-    """benchmarks/kernels/compile.py as a module."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    module = importlib.import_module("compile")
-    yield module
-    sys.path[:] = before
+    return importlib.import_module("benchmarks.kernels.compile")
 
 
 def kernels(operation: str) -> set[str]:

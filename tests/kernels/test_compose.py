@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
-import recurrences
 import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 from sglang_hybrid_kernels.compose import compose, naive
+from tests.kernels import recurrences
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
 

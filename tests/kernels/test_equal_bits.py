@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import Tokens, tokens
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu.gdn import chunk_gated_delta_rule
 from sglang_hybrid.engine.cpu.mamba2 import mamba_chunk_scan_combined
 from sglang_hybrid_kernels.state_at import state_at
+from tests.kernels.recurrences import Tokens, tokens
 
 pytestmark = pytest.mark.usefixtures("fixed_order")
 

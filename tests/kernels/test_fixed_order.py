@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixed_order import FixedOrder
-from interpreter import dot_in_order
 from torch import Tensor
+
+from tests.kernels.fixed_order import FixedOrder
+from tests.kernels.interpreter import dot_in_order
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

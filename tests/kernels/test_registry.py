@@ -1,9 +1,6 @@
 """The benchmark's correctness gate closes on wrong and on unsteady results, and every case's inputs are accepted."""
 
 import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +8,12 @@ import torch
 
 from sglang_hybrid_kernels import dispatch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels"
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[Any]:
-    """benchmarks/kernels/run.py as a module."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("run")
-    sys.path[:] = before
+def benchmark() -> Any:
+    return importlib.import_module("benchmarks.kernels.run")
 
 
 def case(benchmark: Any, call: Any, tolerance: float = 1e-3) -> Any:

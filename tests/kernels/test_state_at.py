@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import FAMILIES, Tokens, chunk_starts, run, tokens
 from torch import Tensor
 
 from sglang_hybrid_kernels.state_at import state_at
+from tests.kernels.recurrences import FAMILIES, Tokens, chunk_starts, run, tokens
 
 
 def ask(some: Tokens, *wanted: tuple[int, int, int]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """A simulated day: SGLang's scheduler and our cache under seeded load, with what must hold checked on the way.
 
-`python tests/simulation/day.py --hours 240 --seed 7 -- --max-mamba-cache-size 20` runs ten days of one configuration.
+`python -m tests.simulation.day --hours 240 --seed 7 -- --max-mamba-cache-size 20` runs ten days of one configuration.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fingerprint import answer
-from load import SHAPES, Event, Limits, day
-from scheduler import Clock, SimulatedScheduler
-
 from sglang_hybrid.plugin import activate_platform
+from tests.simulation.fingerprint import answer
+from tests.simulation.load import SHAPES, Event, Limits, day
+from tests.simulation.scheduler import Clock, SimulatedScheduler
 
 if __name__ == "__mp_main__":
     activate_platform()  # 0.5.17 needs it before anything of SGLang is imported

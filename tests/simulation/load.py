@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from fingerprint import answer
+from tests.simulation.fingerprint import answer
 
 Prompt = list[int]
 

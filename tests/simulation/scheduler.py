@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fingerprint import FingerprintModel
+from tests.simulation.fingerprint import FingerprintModel
 
 
 class Clock:

@@ -15,14 +15,24 @@ SMALL = ("--max-mamba-cache-size", "24", "--max-total-tokens", "3072", "--chunke
 ROWS = ("--max-running-requests", "6")
 ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--chunked-prefill-size", "256")
 
+ROOT = Path(__file__).parents[2]
 Models = Callable[[str], Path]
 
 
 def run(model: Path, seed: int, hours: int, flags: tuple[str, ...], *options: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: SGLang's settings and hooks are those of a process."""
-    script = Path(__file__).with_name("day.py")
-    command = [sys.executable, str(script), "--model", str(model), "--seed", str(seed), "--hours", str(hours)]
-    return subprocess.run([*command, *options, "--", *flags], capture_output=True, text=True, timeout=900)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation.day",
+        "--model",
+        str(model),
+        "--seed",
+        str(seed),
+        "--hours",
+        str(hours),
+    ]
+    return subprocess.run([*command, *options, "--", *flags], capture_output=True, text=True, timeout=900, cwd=ROOT)
 
 
 def simulate(*given: Any) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from paper_driver import GRANULE as G
-from paper_driver import PaperDriver, mapped_granules
 
 from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
+from tests.stateful.paper_driver import GRANULE as G
+from tests.stateful.paper_driver import PaperDriver, mapped_granules
 
 TOTAL = 24
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
 
 SEAM, QUERY = 16, 64

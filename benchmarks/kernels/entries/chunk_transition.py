@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from prefills import fla_prefill, fla_two_prefills
-from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.prefills import fla_prefill, fla_two_prefills
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 
 TOKENS = 1024

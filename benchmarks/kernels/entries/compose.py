@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from registry import MODELS, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.registry import MODELS, Case, Model
 from sglang_hybrid_kernels.compose import compose
 
 SEGMENTS = 8

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from registry import MODELS, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.registry import MODELS, Case, Model
 from sglang_hybrid_kernels.conv_window_at import conv_window_at
 
 POSITIONS = (2, 191)

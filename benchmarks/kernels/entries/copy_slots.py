@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from prefills import sglang_copy
-from registry import MODELS, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.prefills import sglang_copy
+from benchmarks.kernels.registry import MODELS, Case, Model
 from sglang_hybrid_kernels.copy_slots import copy_slots
 
 PAIRS = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
 from sglang_hybrid_kernels.seam_attention import seam_attention
 
 SEGMENT, SEAM = 1024, 16

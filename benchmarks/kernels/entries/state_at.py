@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from prefills import fla_prefill
-from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.prefills import fla_prefill
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
 from sglang_hybrid_kernels.state_at import state_at
 
 TOKENS = 8192

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from registry import MODELS, QWEN3_NEXT, Case, Model
 from torch import Tensor
 
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
 from sglang_hybrid_kernels.state_verify import promote_path, promote_window, state_verify
 
 DEPTH = 4

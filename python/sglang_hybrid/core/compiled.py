@@ -1,58 +1,40 @@
-"""The compiled form of a package: the same sources as C extensions, used only while they are the same.
+"""Whether a package runs as C extensions that were built beside its sources (`scripts/compile`), or interpreted.
 
-`scripts/compile` builds it into `_compiled/<platform>` inside the package, beside a stamp that names the sources it was
-built from. `use` puts that folder in front of the package's path if, and only if, the sources still are those; so an
-edited source is never shadowed, and another Python or machine finds another folder or none. `SGLANG_HYBRID_COMPILED=0`
-keeps to the interpreter.
+Python imports an extension before a source of the same name, so a source that was changed since would be shadowed.
+`form`, called by the package's `__init__` before anything else is imported, removes extensions that are out of date.
 """
 
-import hashlib
-import os
-from collections.abc import Iterable
+import logging
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-VARIABLE = "SGLANG_HYBRID_COMPILED"
-STAMP = "sources"
+logger = logging.getLogger(__name__)
+
+SUFFIX = EXTENSION_SUFFIXES[0]
 
 
-def sources(package: Path) -> list[Path]:
-    """The modules of `package` that are compiled, by name."""
-    return sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
-
-
-def digest(paths: Iterable[Path]) -> str:
-    """A name for the content of source files."""
-    state = hashlib.sha256()
-    for path in paths:
-        content = path.read_bytes()
-        state.update(f"{path.name} {len(content)}\n".encode())
-        state.update(content)
-    return state.hexdigest()
-
-
-def folder(package: Path) -> Path:
-    """Where the compiled form of `package` for this interpreter and platform belongs."""
-    return package / "_compiled" / EXTENSION_SUFFIXES[0].split(".")[1]
-
-
-def status(package: Path) -> str:
-    """ "compiled", or "interpreted" and why."""
-    if os.environ.get(VARIABLE) == "0":
-        return f"interpreted: {VARIABLE}=0"
+def form(package: Path) -> str:
+    """ "compiled" or "interpreted"; raises ImportError where extensions are out of date and cannot be removed."""
+    built = {path.parent / path.name.removesuffix(SUFFIX): path for path in package.rglob(f"*{SUFFIX}")}
+    if not built:
+        return "interpreted"
+    modules = {module for module in built if not module.name.endswith("__mypyc")}
+    sources = {path.with_suffix(""): path for path in package.rglob("*.py") if path.name != "__init__.py"}
+    wrong = sources.keys() ^ modules
+    wrong |= {module for module, path in sources.items() if module in built and _newer(path, built[module])}
+    if not wrong:
+        return "compiled"
+    names = ", ".join(sorted(str(module.relative_to(package)) for module in wrong))
     try:
-        stamp = (folder(package) / STAMP).read_text(encoding="ascii").strip()
-    except OSError:
-        return "interpreted: scripts/compile has not run, or found no C compiler"
-    if stamp != digest(sources(package)):
-        return "interpreted: the sources have changed since scripts/compile"
-    return "compiled"
+        for path in built.values():
+            path.unlink(missing_ok=True)  # another process may be doing the same
+    except OSError as error:
+        raise ImportError(f"delete *{SUFFIX} in {package} ({error.strerror}); changed since: {names}") from error
+    logger.warning(
+        "%s runs interpreted, scripts/compile compiles it again; changed since then: %s", package.name, names
+    )
+    return "interpreted"
 
 
-def use(path: list[str]) -> str:
-    """Let the package with this `__path__` import its compiled form if it is true; returns its `status`."""
-    package = Path(path[0])
-    found = status(package)
-    if found == "compiled":
-        path.insert(0, str(folder(package)))
-    return found
+def _newer(source: Path, extension: Path) -> bool:
+    return source.stat().st_mtime_ns > extension.stat().st_mtime_ns

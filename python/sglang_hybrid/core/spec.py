@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.families import read_architecture
@@ -91,16 +94,27 @@ class ModelSpec:
         """Matrix elements one token is multiplied with in the whole model, embeddings and output head excluded."""
         return sum(layer.weights for layer in self.layers)
 
-    def prefill_flops(self, end: int, start: int = 0) -> float:
-        """FLOPs to prefill tokens [start, end) when [0, start) is cached."""
-        return self.flops_per_token * (end - start) + self.flops_per_token_pair * (end**2 - start**2)
+    @overload
+    def prefill_flops(self, end: int, start: int = 0) -> float: ...
+
+    @overload
+    def prefill_flops(
+        self, end: npt.NDArray[np.int64], start: npt.NDArray[np.int64] | int = 0
+    ) -> npt.NDArray[np.float64]: ...
+
+    def prefill_flops(self, end: Any, start: Any = 0) -> Any:
+        """FLOPs to prefill tokens [start, end) when [0, start) is cached; one value, or an array of shape [n]."""
+        return self.flops_per_token * (end - start) + self.flops_per_token_pair * (end * end - start * start)
 
     def prefill_flops_by_kind(self, end: int, start: int = 0) -> dict[str, float]:
         """The same, split by layer kind; the parts add up to `prefill_flops(end, start)`."""
         parts: dict[str, float] = {}
-        for layer in self.layers:
-            flops = layer.linear_flops * (end - start) + layer.pair_flops * (end**2 - start**2)
-            parts[layer.kind] = parts.get(layer.kind, 0.0) + flops / self.tp
+        for kind in self.layer_counts:
+            layers = [layer for layer in self.layers if layer.kind == kind]
+            per_token = sum(layer.linear_flops for layer in layers) / self.tp
+            per_pair = sum(layer.pair_flops for layer in layers) / self.tp
+            part = replace(self, flops_per_token=per_token, flops_per_token_pair=per_pair)
+            parts[kind] = part.prefill_flops(end, start)
         return parts
 
     def bytes_for(self, tokens: int, states: int) -> int:

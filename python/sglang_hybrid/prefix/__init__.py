@@ -1,5 +1,7 @@
 """The hybrid radix prefix cache as pure decisions: what to keep, what to drop, what to restart from."""
 
-from sglang_hybrid.core.compiled import use
+from pathlib import Path
 
-FORM = use(__path__)
+from sglang_hybrid.core.compiled import form
+
+FORM = form(Path(__file__).parent)

@@ -6,10 +6,10 @@ the nearest remaining checkpoint instead, the bytes are the state plus only the 
 """
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.calendar import AgingHeaps
 from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
 from sglang_hybrid.prefix.gdsf import densities, density
 from sglang_hybrid.prefix.reuse import EDGES_S, ReuseTable
+from sglang_hybrid.prefix.sampled_index import SampledIndex
 
 
 class Forecast:
@@ -26,32 +26,16 @@ class Forecast:
 
 
 class ForecastIndex:
-    """The same order from `AgingHeaps`: O(log n) per victim, as exact as stated there."""
+    """The same order for live candidates, as exact as `SampledIndex` says."""
 
     def __init__(self, policy: Forecast) -> None:
         self._model = policy.model
-        self._heaps = AgingHeaps(policy.table.index)
-        self._now = 0.0
-        self.discard = self._heaps.discard
+        self._index = SampledIndex(policy.table.index)
+        self.discard, self.pop, self.check = self._index.discard, self._index.pop, self._index.check
 
     def put(self, candidate: Candidate) -> None:
-        last_s = candidate.last_s
-        if last_s > self._now:
-            self._now = last_s
         value = density(self._model, candidate) or 1e-300
-        self._heaps.put(candidate.id, candidate.reuse_class, last_s, value, self._now)
-
-    def pop(self, now: float) -> int | None:
-        self._now = max(self._now, now)
-        return self._heaps.pop(self._now)
-
-    @property
-    def last_score(self) -> float:
-        """The score of the entry that `pop` returned last."""
-        return self._heaps.last_score
+        self._index.put(candidate.id, candidate.reuse_class, candidate.last_s, value)
 
     def __len__(self) -> int:
-        return len(self._heaps)
-
-    def check(self) -> None:
-        self._heaps.check()
+        return len(self._index)

@@ -11,18 +11,14 @@ from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
 
 def density(model: ModelSpec, candidate: Candidate) -> float:
     """FLOPs lost per byte freed if `candidate` goes and requests restart at its base instead."""
-    end, base = candidate.end_tokens, candidate.base_tokens
     freed = candidate.freed_kv_tokens * model.kv_bytes_per_token + candidate.states * model.checkpoint_bytes
-    # `ModelSpec.prefill_flops`, written out for speed
-    saved = model.flops_per_token * (end - base) + model.flops_per_token_pair * (end * end - base * base)
-    return saved / (freed or 1)
+    return model.prefill_flops(candidate.end_tokens, candidate.base_tokens) / (freed or 1)
 
 
 def densities(model: ModelSpec, candidates: Candidates) -> FloatArray:
     """`density` of a batch, shape [n]."""
     freed = candidates.freed_kv_tokens * model.kv_bytes_per_token + candidates.states * model.checkpoint_bytes
-    end, base = candidates.end_tokens.astype(np.float64), candidates.base_tokens.astype(np.float64)
-    saved = model.flops_per_token * (end - base) + model.flops_per_token_pair * (end**2 - base**2)
+    saved = model.prefill_flops(candidates.end_tokens, candidates.base_tokens)
     return np.asarray(saved / np.maximum(1, freed), dtype=np.float64)
 
 

@@ -13,8 +13,8 @@ ONLY_CHILD = 1  # section 4.3 (1): nodes with at most one child are candidates
 
 def flop_efficiency(model: ModelSpec, candidates: Candidates) -> FloatArray:
     """FLOPs saved relative to the parent over the bytes of the node's own states (equation 1), shape [n]."""
-    end, parent = candidates.end_tokens.astype(np.float64), candidates.parent_tokens.astype(np.float64)
-    saved = model.flops_per_token * (end - parent) + model.flops_per_token_pair * (end**2 - parent**2)
+    end, parent = candidates.end_tokens, candidates.parent_tokens
+    saved = model.prefill_flops(end, parent)
     held = (end - parent) * model.kv_bytes_per_token + candidates.states * model.checkpoint_bytes
     return np.asarray(saved / np.maximum(1.0, held), dtype=np.float64)
 

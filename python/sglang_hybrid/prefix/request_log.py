@@ -23,8 +23,8 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -230,7 +230,7 @@ class Replayed:
     skipped: int = 0
 
 
-def read_log(path: Path) -> Iterator[tuple[int, Any]]:
+def read_log(path: Path) -> Generator[tuple[int, Any], None, None]:
     """The settings, then every line but the first with its number; a last line that is cut is [].
 
     Raises ConfigError for a file that is not a log, and for a damaged line, by its number and what is wrong with it.
@@ -264,16 +264,16 @@ def replay(path: Path) -> Replayed:
 
     Raises ConfigError as `read_log` does, and for a line that contradicts those before it.
     """
-    lines = read_log(path)
-    asked = _Replay(_decisions(next(lines)[1]))
-    for number, line in lines:
-        try:
-            if line:
-                asked.line(f"line {number}", *line)
-            else:
-                asked.cut()
-        except Damage as error:
-            raise damaged(path, number, error) from error
+    with closing(read_log(path)) as lines:
+        asked = _Replay(_decisions(next(lines)[1]))
+        for number, line in lines:
+            try:
+                if line:
+                    asked.line(f"line {number}", *line)
+                else:
+                    asked.cut()
+            except Damage as error:
+                raise damaged(path, number, error) from error
     return asked.found
 
 

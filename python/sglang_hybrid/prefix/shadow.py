@@ -53,7 +53,7 @@ class ShadowLru:
         states, kv_tokens = tree.states, tree.kv_tokens
         if above is None or above.parent is None or above.end > positions[-1]:
             above = tree.root
-        found: Match = tuple.__new__(Match, (above.end, 0, above, None, above))
+        found = Match(above.end, 0, above, None, above)
         leaf = tree.insert(tokens[: positions[-1]], 0.0, found=found)
         if not self._kv_only:
             for at in positions:

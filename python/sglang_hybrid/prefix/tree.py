@@ -12,9 +12,10 @@ changed since the caller last cleared it: in `changed` the nodes with other chil
 """
 
 from itertools import islice
-from typing import NamedTuple
+from typing import final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.mark import Mark
@@ -24,18 +25,23 @@ from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens, common_prefix
 REBASED_CHILDREN = 32
 
 
-class Match(NamedTuple):
+@final
+@mypyc_attr(acyclic=True)
+class Match:
     """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can restart at `restart_tokens` <= `kv_tokens`.
 
     `node` is the deepest node that matched completely, `partial` the child whose edge matched only in part (or None),
     `restart` the node whose checkpoint ends at `restart_tokens` (the root at 0; for `kv_only` the node holding it).
     """
 
-    kv_tokens: int
-    restart_tokens: int
-    node: Node
-    partial: Node | None
-    restart: Node
+    __slots__ = ("kv_tokens", "node", "partial", "restart", "restart_tokens")
+
+    def __init__(self, kv_tokens: int, restart_tokens: int, node: Node, partial: Node | None, restart: Node) -> None:
+        self.kv_tokens = kv_tokens
+        self.restart_tokens = restart_tokens
+        self.node = node
+        self.partial = partial
+        self.restart = restart
 
 
 class Freed:
@@ -87,9 +93,8 @@ class RadixTree:
             if node.state is not None and position <= limit:
                 restart = node
         if not self.kv_only:
-            # `Match(...)` would run Python's own constructor first, compiled or not
-            return tuple.__new__(Match, (position, restart.end, node, partial, restart))
-        return tuple.__new__(Match, (position, min(position, limit), node, partial, partial or node))
+            return Match(position, restart.end, node, partial, restart)
+        return Match(position, min(position, limit), node, partial, partial or node)
 
     def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match | None = None) -> Node:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.

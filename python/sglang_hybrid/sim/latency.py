@@ -36,8 +36,7 @@ class CostModel:
 
 def flops(model: ModelSpec, end: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> Floats:
     """FLOPs to prefill [start, end) per request, the array form of `ModelSpec.prefill_flops`."""
-    e, s = end.astype(np.float64), start.astype(np.float64)
-    return model.flops_per_token * (e - s) + model.flops_per_token_pair * (e * e - s * s)
+    return model.prefill_flops(end, start)
 
 
 H100 = CostModel(overhead_s=0.015, seconds_per_flop=1.0 / (0.5 * 989e12))

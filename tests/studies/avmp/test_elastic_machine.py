@@ -6,8 +6,6 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from paper_driver import GRANULE as G
-from paper_driver import PaperDriver, mapped_granules
 
 from avmp.demand import Demand, Growth
 from avmp.elastic import Elastic
@@ -16,6 +14,8 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.memory.budget import ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes, first_planes
+from tests.stateful.paper_driver import GRANULE as G
+from tests.stateful.paper_driver import PaperDriver, mapped_granules
 
 TOTAL = 20
 

@@ -1,7 +1,8 @@
-"""The compiled form: used while the sources are those it was built from, and deciding what they decide."""
+"""The compiled form: removed unless its sources are those it was built from, and deciding what they decide."""
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -9,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sglang_hybrid.prefix.snapshot import SavedMark, Snapshot
 
 import sglang_hybrid.prefix
-from sglang_hybrid.core import compiled
+from sglang_hybrid.core.compiled import SUFFIX, form
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.mark import Kind
-from sglang_hybrid.prefix.tuner import LoggedRequest, ReplayJob, replay_hit_tokens
+from sglang_hybrid.sim.bootstrap import LoggedRequest, ReplayJob, replay_hit_tokens
+from sglang_hybrid.sim.snapshot import SavedMark, Snapshot
 
 DECIDE = """
 import zlib
-import sglang_hybrid.prefix.cache as module
+import sglang_hybrid.prefix
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim import open_cache
 from sglang_hybrid.sim.workloads import parse
@@ -30,68 +31,82 @@ for policy in ("lru", "gdsf", "marconi", "forecast"):
         crc = zlib.crc32(repr((cache.lookup(r.tokens[: r.n_input], r.ts),
                                cache.commit(r.tokens, r.n_input, r.ts))).encode(), crc)
     cache.check()
-print(module.__file__.endswith(".py"), crc)
+print(sglang_hybrid.prefix.FORM, crc)
 """
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
-    for name in ("__init__", "cache", "tree"):
-        (tmp_path / f"{name}.py").write_text(f"{name} = 1\n", encoding="utf-8")
-    built = compiled.folder(tmp_path)
-    built.mkdir(parents=True)
-    (built / compiled.STAMP).write_text(compiled.digest(compiled.sources(tmp_path)) + "\n", encoding="ascii")
+def package(tmp_path: Path) -> Path:
+    """A package of two modules, one of them in a folder, with the extensions built from them."""
+    (tmp_path / "inner").mkdir()
+    for name in ("__init__", "cache", "inner/__init__", "inner/tree"):
+        source = tmp_path / f"{name}.py"
+        source.touch()
+        os.utime(source, (100, 100))
+    for name in ("cache", "inner/tree", "native__mypyc"):
+        extension = tmp_path / f"{name}{SUFFIX}"
+        extension.touch()
+        os.utime(extension, (200, 200))
     return tmp_path
 
 
-def test_a_true_compiled_form_comes_first_in_the_path(package: Path) -> None:
-    path = [str(package)]
-    assert compiled.use(path) == "compiled"
-    assert path == [str(compiled.folder(package)), str(package)]
+def test_extensions_of_these_sources_are_used(package: Path) -> None:
+    assert form(package) == "compiled"
 
 
-@pytest.mark.parametrize("change", ["edit", "add", "remove", "rename"])
-def test_edited_sources_are_never_shadowed(package: Path, change: str) -> None:
+def test_without_a_build_or_with_another_python_s_the_sources_run(package: Path) -> None:
+    for path in package.rglob(f"*{SUFFIX}"):
+        path.rename(path.with_name(path.name.replace(SUFFIX, ".cpython-39-riscv.so")))
+    assert form(package) == "interpreted"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [("edit", "inner/tree"), ("add", "new"), ("remove", "cache"), ("rename", "caches")]
+)
+def test_a_changed_source_is_never_shadowed(
+    package: Path, change: str, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if change == "edit":
-        (package / "tree.py").write_text("tree = 2\n", encoding="utf-8")
+        os.utime(package / "inner/tree.py", (300, 300))
     elif change == "add":
         (package / "new.py").touch()
     elif change == "remove":
-        (package / "tree.py").unlink()
+        (package / "cache.py").unlink()
     else:
-        (package / "tree.py").rename(package / "trees.py")
-    path = [str(package)]
-    assert compiled.use(path) == "interpreted: the sources have changed since scripts/compile"
-    assert path == [str(package)]
+        (package / "cache.py").rename(package / "caches.py")
+    assert form(package) == "interpreted"
+    assert not list(package.rglob(f"*{SUFFIX}")), "what is out of date would be imported first"
+    assert re.search(rf"scripts/compile.*: .*\b{named}\b", caplog.text)
+
+
+def test_what_cannot_be_removed_stops_the_import(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    os.utime(package / "cache.py", (300, 300))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ImportError, match=r"delete .*Permission denied.*: cache"):
+        form(package)
 
 
 def test_modules_that_are_not_compiled_may_change(package: Path) -> None:
-    (package / "__init__.py").write_text("changed = 1\n", encoding="utf-8")
-    assert compiled.status(package) == "compiled"
+    os.utime(package / "__init__.py", (300, 300))
+    assert form(package) == "compiled"
 
 
-def test_the_interpreter_can_be_asked_for(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiled.VARIABLE, "0")
-    assert compiled.status(package) == f"interpreted: {compiled.VARIABLE}=0"
-
-
-def test_without_a_build_the_sources_run(package: Path) -> None:
-    shutil.rmtree(compiled.folder(package))
-    assert compiled.status(package).startswith("interpreted: scripts/compile has not run")
-
-
-def test_both_forms_decide_the_same() -> None:
-    if sglang_hybrid.prefix.FORM != "compiled":
-        pytest.skip(sglang_hybrid.prefix.FORM)
+def test_both_forms_decide_the_same(tmp_path: Path) -> None:
+    """Where nothing is compiled, this compares the sources with a copy of them."""
+    installed = Path(sglang_hybrid.__file__).parent
+    copied = tmp_path / "sources"
+    shutil.copytree(installed, copied / "sglang_hybrid", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     found = []
-    for value in ("0", "1"):
-        environment = os.environ | {compiled.VARIABLE: value}
-        run = subprocess.run(
-            [sys.executable, "-c", DECIDE], env=environment, capture_output=True, text=True, check=True
-        )
+    for folder in (installed.parent, copied):
+        environment = os.environ | {"PYTHONPATH": str(folder)}
+        command = [sys.executable, "-c", DECIDE]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
         found.append(run.stdout.split())
-    assert [is_source for is_source, _ in found] == ["True", "False"]
+    assert found[0][0] == sglang_hybrid.prefix.FORM
+    assert found[1][0] == "interpreted"
     assert found[0][1] == found[1][1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,3 +173,10 @@ def test_impossible_costs_are_refused(wrong: dict[str, int]) -> None:
 def test_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"marconi-7b.*zamba2-7b: 'gpt-2'"):
         preset("gpt-2")
+
+
+def test_prefill_flops_of_arrays_are_those_of_their_elements() -> None:
+    spec = preset("qwen3-next-80b-a3b")
+    ends, starts = np.array([1, 500, 1_000_000]), np.array([0, 499, 64])
+    each = [spec.prefill_flops(end, start) for end, start in zip(ends.tolist(), starts.tolist(), strict=True)]
+    assert spec.prefill_flops(ends, starts).tolist() == each

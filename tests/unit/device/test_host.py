@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from smaps import unforked_bytes
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 from sglang_hybrid.device.backing import PooledBacking
@@ -16,6 +15,7 @@ from sglang_hybrid.device.tensors import Rows, bytes_at, page_major_tensors, pla
 from sglang_hybrid.memory.backing import Run
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
 from sglang_hybrid.memory.layout import Layout, Planes
+from tests.engine.smaps import unforked_bytes
 
 G = 2 << 20
 CPU = torch.device("cpu")

@@ -8,13 +8,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
-from arenas import opened
 
 from sglang_hybrid import cli
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools.remote import PREFIX
 from sglang_hybrid.engine.pools.telemetry import figures
 from sglang_hybrid.memory.sizing import KV, STATE
+from tests.unit.engine.arenas import opened
 
 
 class Pages(BaseHTTPRequestHandler):

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import torch
-from arenas import FailingHost, opened
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -14,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.memory.sizing import KV, STATE
+from tests.unit.engine.arenas import FailingHost, opened
 
 COUNTS = st.integers(1, 40)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import LLAMA, QWEN3_NEXT, write
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import arguments, compat, flags, preflight
 from sglang_hybrid.engine.pools import refusals
+from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 
 @pytest.fixture(scope="module")

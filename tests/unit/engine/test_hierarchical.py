@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import LLAMA, QWEN3_NEXT, write
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import arguments, compat, flags, hierarchical, preflight
+from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 
 def completed(folder: Path, config: dict[str, Any], *more: str) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arenas import FailingHost, opened
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -19,6 +18,7 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.memory.sizing import KV, STATE
+from tests.unit.engine.arenas import FailingHost, opened
 
 KINDS = st.sampled_from([KV, STATE])
 RANK = st.integers(0, 1)
