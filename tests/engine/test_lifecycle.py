@@ -57,7 +57,10 @@ def test_the_start_block_is_true(serve: Callable[..., Client]) -> None:
 
 
 def test_two_servers_then_one_loses_its_scheduler(models: Callable[[str], Path], tmp_path: Path) -> None:
-    """Killing one server's scheduler ends that server, says why, leaves nothing behind, and the other serves on."""
+    """Killing one server's scheduler ends that server, says why, leaves nothing behind, and the other serves on.
+
+    Ctrl-C then ends that one cleanly.
+    """
     folder = models("gdn")
     with (
         Server(folder, log=tmp_path / "one.log") as one,
@@ -72,19 +75,21 @@ def test_two_servers_then_one_loses_its_scheduler(models: Callable[[str], Path],
         assert survivors(family) == []
         assert "A server process died and the server stops" in one.log.read_text()
         assert len(Client(other).generate(list(range(3, 90)))[0]) == 8
+        assert_ends_cleanly(other, signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_cleanly(
-    models: Callable[[str], Path], tmp_path: Path, number: signal.Signals
-) -> None:
+def assert_ends_cleanly(server: Server, number: signal.Signals) -> None:
+    family = children(server)
+    server.process.send_signal(number)
+    server.process.wait(PATIENCE_S)
+    assert survivors(family) == []
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_sigterm_ends_the_server_cleanly(models: Callable[[str], Path], tmp_path: Path) -> None:
     with Server(models("gdn"), log=tmp_path / "server.log") as server:
         server.wait_ready(PATIENCE_S)
-        family = children(server)
-        server.process.send_signal(number)
-        server.process.wait(PATIENCE_S)
-        assert survivors(family) == []
-        assert "Traceback" not in server.log.read_text()
+        assert_ends_cleanly(server, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
