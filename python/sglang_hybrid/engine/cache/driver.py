@@ -38,6 +38,7 @@ class Driver:
 
     def __init__(
         self,
+        cache: Any,
         decisions: Decisions,
         victims: Victims,
         clock: Callable[[], float],
@@ -48,16 +49,17 @@ class Driver:
         log_interval_s: float = 0.0,
         message_end_ids: frozenset[int] = frozenset(),
         on_misses: Callable[[int, dict[str, int]], None] | None = None,
+        tier: HostTier | None = None,
     ) -> None:
+        self.cache = cache
         self.decisions = decisions
         self.victims = victims
         self.grid = grid
         self.step = step if admits else 0
         self.admits = admits
         self.scores = scores
-        self.cache: Any = None
         self.capacity: Any = None  # elastic memory: one budget for both kinds (engine/pools)
-        self.tier: HostTier | None = None
+        self.tier = tier
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._message_ends = sorted(message_end_ids)
@@ -83,7 +85,7 @@ class Driver:
 
     def plan(self, batch: Any) -> None:
         """A prefill batch is about to run: decide what each of its requests checkpoints, and find the slots."""
-        if self.cache is None or self.cache.disable:
+        if self.cache.disable:
             return
         if self.tier is not None:
             self.tier.back_up()
