@@ -6,16 +6,8 @@ from contextlib import nullcontext
 from typing import Any
 from weakref import WeakSet
 
-from sglang_hybrid.engine.cache import clock, forward, kernels
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import tracked
-
-PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
-ADMIT = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
-BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
-METADATA = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata"
-SET_ASIDE = "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator.alloc_group_begin"
-DETAILS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"
 
 _allocators: WeakSet[Any] = WeakSet()
 """SGLang's allocators of state slots whose cache is ours."""
@@ -31,19 +23,6 @@ def driver_of(cache: Any) -> Driver | None:
     from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
 
     return cache.driver if isinstance(cache, MambaRadixCache) else None
-
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(PREPARE, plan, HookType.AFTER)
-    HookRegistry.register(ADMIT, admit, HookType.AROUND)
-    HookRegistry.register(BATCH, forward.carry, HookType.AFTER)
-    HookRegistry.register(METADATA, forward.extend, HookType.AFTER)
-    HookRegistry.register(DETAILS, details, HookType.AFTER)
-    HookRegistry.register(SET_ASIDE, set_aside, HookType.AROUND)
-    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS, SET_ASIDE, *clock.register(), *kernels.register()]
 
 
 def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
