@@ -123,7 +123,8 @@ class Tree:
             victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours)
             tier = HostTier(cache, TYPES["state"]) if host_ratio else None
             grid = GRID if extra else 1
-            return Driver(cache, decisions, victims, self.clock.now, grid, GRID, scores=ours, tier=tier)
+            states = self.rows.mamba_allocator
+            return Driver(cache, states, decisions, victims, self.clock.now, grid, GRID, scores=ours, tier=tier)
 
         self.cache: Any = UnifiedRadixCache(params) if eviction is None else MambaRadixCache(params, make_driver)
         self.driver: Driver | None = getattr(self.cache, "driver", None)

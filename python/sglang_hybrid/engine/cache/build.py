@@ -80,6 +80,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> 
         logger.info("kernels of the cache: %s", kernels.describe(device))
     return Driver(
         cache,
+        ctx.params.req_to_token_pool.mamba_allocator,
         decisions,
         victims,
         clock=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,

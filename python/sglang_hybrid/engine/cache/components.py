@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_resu
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
 from sglang_hybrid.engine.cache.driver import Driver
-from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.serving import Pool
 
@@ -174,30 +174,30 @@ class HybridMamba(_Ordered, MambaComponent):
     ) -> int | None:
         driver = self.driver
         record = tracked(req)
-        insert_params.hybrid_record = record
+        insert_params.hybrid = plan = Insertion(record)
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
             driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
-            insert_params.hybrid_mark = None if record.arrival is None else record.arrival.tip
+            plan.mark = None if record.arrival is None else record.arrival.tip
             return length
-        insert_params.hybrid_taken = taken = driver.take(record, token_ids_len)
+        plan.taken = taken = driver.slots.take(record, token_ids_len)
         chunked = token_ids_len < len(req.origin_input_ids)
-        insert_params.hybrid_whole = not chunked
+        plan.whole = not chunked
         if not chunked:
             driver.decisions.computed(req.rid)
         takes_end = not driver.admits or self._takes_end(chunked, bool(taken))
         if takes_end and driver.ensure(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
-                insert_params.hybrid_spare = chunked and driver.admits
+                plan.spare = chunked and driver.admits
                 if not chunked and record.arrival is not None:
-                    insert_params.hybrid_mark = record.arrival.tip
+                    plan.mark = record.arrival.tip
                 return length
         if not taken:
             return 0
         deepest = taken.pop(0)
         insert_params.mamba_value = deepest.slot
-        insert_params.hybrid_mark = self._mark(record, deepest)
+        plan.mark = self._mark(record, deepest)
         return deepest.position
 
     def _takes_end(self, chunked: bool, planned: bool) -> bool:
@@ -222,14 +222,15 @@ class HybridMamba(_Ordered, MambaComponent):
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, params, result, *args, **kwargs)
         driver = self.driver
-        record = getattr(params, "hybrid_record", None)
+        plan = getattr(params, "hybrid", None)  # None for an insertion that is no request's
+        record = None if plan is None else plan.record
         if result.mamba_exist:
             driver.found(node, record)
             return
-        mark = getattr(params, "hybrid_mark", None)
+        mark = None if plan is None else plan.mark
         if mark is None:
             arrival = None if record is None else record.arrival
-            spare = getattr(params, "hybrid_spare", False)
+            spare = plan is not None and plan.spare
             mark = driver.decisions.mark(arrival, len(params.key), driver.now(), spare=spare)
         mark.lost = False
         driver.saved(node, mark, record)
@@ -239,21 +240,20 @@ class HybridMamba(_Ordered, MambaComponent):
     ) -> None:
         super().cleanup_after_caching_req(req, is_finished, insert_result=insert_result, insert_params=insert_params)
         record = tracked(req)
-        taken = list(getattr(insert_params, "hybrid_taken", ())) if insert_params is not None else []
+        plan = getattr(insert_params, "hybrid", None) or Insertion(record)
+        taken, plan.taken = plan.taken, []
         if is_finished:
-            taken += self.driver.take(record, 1 << 62)
+            taken += self.driver.slots.take(record, 1 << 62)
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
-        if record.arrival is not None and getattr(insert_params, "hybrid_whole", False):
+        if record.arrival is not None and plan.whole:
             record.arrival.tip.unkept = len(req.origin_input_ids) - inserted  # the rest is the request's own
         for checkpoint in taken:
             if 0 < checkpoint.position < inserted:
                 self._insert(record, checkpoint, insert_params)
             else:
-                self.driver.give_up(checkpoint)
-        if insert_params is not None:
-            insert_params.hybrid_taken = []
+                self.driver.slots.free(checkpoint)
         if is_finished:
             self.driver.ended(req, record)
 
@@ -268,9 +268,9 @@ class HybridMamba(_Ordered, MambaComponent):
             prev_prefix_len=at,
             **_UNCOUNTED,
         )
-        params.hybrid_record, params.hybrid_mark = record, self._mark(record, checkpoint)
+        params.hybrid = Insertion(record, self._mark(record, checkpoint))
         if self.cache.insert(params).mamba_exist:
-            self.driver.give_up(checkpoint)
+            self.driver.slots.free(checkpoint)
 
     def _alloc_mamba_slot(self, *args: Any, **kwargs: Any) -> Any:
         self.driver.ensure(1)
