@@ -46,9 +46,9 @@ def _serve(arguments: list[str]) -> int:
         return 0
     final = _complete(flags.parse_engine(rest), rest, config)
     os.environ[ENVIRONMENT_KEY] = config.to_json()
-    from sglang_hybrid.engine import backend
+    from sglang_hybrid.engine.surface import registration
 
-    backend.verify_hooks()
+    registration.verify()
     return _hand_over(final)
 
 

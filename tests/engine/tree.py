@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -58,12 +58,13 @@ def apply_cpu_hooks() -> None:
 class Tree:
     """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock.
 
-    With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all).
+    With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all). `core` names
+    another of SGLang's tree cores than the one that would be chosen.
     """
 
     def __init__(
         self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
-        write_policy: str = "write_through", context: int = 0,
+        write_policy: str = "write_through", context: int = 0, core: str | None = None,
     ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
         from sglang.srt.environ import envs
@@ -72,10 +73,9 @@ class Tree:
         from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        from sglang_hybrid.engine.cache import core
-        from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
+        from sglang_hybrid.engine.cache.components import TYPES
         from sglang_hybrid.engine.cache.driver import Driver
-        from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
+        from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
         from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.prefix.decisions import Decisions
@@ -110,30 +110,28 @@ class Tree:
         params.tree_components = (TYPES["kv"], TYPES["state"])
         params.enable_mamba_extra_buffer = extra
         self.clock = LogicalClock()
-        self.driver: Driver | None = None
-        if eviction is not None:
-            guarded = eviction != "lru" and not host_ratio
+        if core is not None:
+            params.tree_core_backend = core
+
+        def make_driver(cache: Any) -> Driver:
+            ours = eviction != "lru"
             decisions = Decisions(
-                SPEC, "judicious", "forecast" if eviction == "lru" else eviction, grid=GRID if extra else 1,
-                guarded=guarded,
+                SPEC, "judicious", str(eviction) if ours else "forecast", grid=GRID if extra else 1,
+                guarded=ours and not host_ratio,
             )  # fmt: skip
             watched = TieredVictims if host_ratio else Victims
-            victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=eviction != "lru")
-            self.driver = Driver(
-                decisions, victims, self.clock.now, GRID if extra else 1, GRID, scores=eviction != "lru"
-            )
-            core.choose(params)
-            params.component_registry_override = {
-                TYPES["kv"]: partial(TieredFull if host_ratio else HybridFull, self.driver),
-                TYPES["state"]: partial(TieredMamba if host_ratio else HybridMamba, self.driver),
-            }
-        self.cache: Any = core.shorten(UnifiedRadixCache(params))
+            victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours)
+            tier = HostTier(cache, TYPES["state"]) if host_ratio else None
+            grid = GRID if extra else 1
+            states = self.rows.mamba_allocator
+            return Driver(cache, states, decisions, victims, self.clock.now, grid, GRID, scores=ours, tier=tier)
+
+        self.cache: Any = UnifiedRadixCache(params) if eviction is None else MambaRadixCache(params, make_driver)
+        self.driver: Driver | None = getattr(self.cache, "driver", None)
         self.kv = kv.full_kv_pool
         if host_ratio:
             apply_cpu_hooks()
             self.cache.init_hicache(None, params)
-            if self.driver is not None:
-                self.driver.tier = HostTier(self.cache, TYPES["state"])
         self.types = TYPES
         self.page_size = page_size
 

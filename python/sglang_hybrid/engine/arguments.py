@@ -16,6 +16,7 @@ _STOCK_ONLY = {
     "enable_unified_cache_external_linker": "--enable-unified-cache-external-linker",
     "enable_kv_cache_sharding": "--enable-kv-cache-sharding",
     "enable_lmcache": "--enable-lmcache",
+    "enable_flexkv": "--enable-flexkv",
 }
 """SGLang serves these only with its own radix cache."""
 

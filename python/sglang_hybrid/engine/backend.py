@@ -10,14 +10,12 @@ import os
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
-from sglang_hybrid.core.errors import IncompatibleEngine
-from sglang_hybrid.engine import compat, report
+from sglang_hybrid.engine import report
+from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
 
 logger = logging.getLogger(__name__)
-
-_required_hooks: list[str] = []
 
 
 def register() -> None:
@@ -28,32 +26,17 @@ def register() -> None:
     cache, an HTTP worker that takes its arguments.
     """
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_hybrid.engine.cache import hooks as cache
-    from sglang_hybrid.engine.frontend import hooks as frontend
-    from sglang_hybrid.engine.pools import hooks as pools
+    from sglang_hybrid.engine.frontend import usage
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from sglang_hybrid.engine import cpu
 
-        _required_hooks.extend(cpu.register_hooks())
-    HookRegistry.register(compat.CHILD_DIED, _explain_dead_child, HookType.BEFORE)
-    _required_hooks.extend([*cache.register(), *pools.register(), *frontend.register(), compat.CHILD_DIED])
+        cpu.register_hooks()
+    usage.open_models()
+    elastic = HybridConfig.from_environment().memory == "elastic"
+    registration.register(["", "elastic"] if elastic else [""])
     register_radix_cache_backend(NAME, build_cache)
-
-
-def verify_hooks() -> int:
-    """Number of hooks; raises IncompatibleEngine unless every one is in place: SGLang only logs one that failed."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    missing = [target for target in _required_hooks if target not in HookRegistry._patched]
-    if missing or not _required_hooks:
-        raise IncompatibleEngine(
-            f"SGLang {compat.engine_version()} did not accept a hook this server cannot be right without; "
-            f"install sglang=={compat.PRIMARY}: {', '.join(missing) or 'no plugin was loaded'}"
-        )
-    return len(_required_hooks)
 
 
 def build_cache(ctx: Any) -> Any:
@@ -61,7 +44,7 @@ def build_cache(ctx: Any) -> Any:
     from sglang_hybrid.engine.cache import build
     from sglang_hybrid.engine.pools import hooks as pools
 
-    verify_hooks()
+    registration.verify()
     config = HybridConfig.from_environment()
     spec = report.model_spec(ctx)
     cache = build.build(ctx, config, spec)
@@ -72,7 +55,7 @@ def build_cache(ctx: Any) -> Any:
     return cache
 
 
-def _explain_dead_child(*_: Any, **__: Any) -> None:
+def explain_dead_child(*_: Any, **__: Any) -> None:
     """Said by the HTTP process before SGLang kills what is left and exits."""
     logger.error(
         "A server process died and the server stops. Its own message stands above; if there is none, the operating "

@@ -1,41 +1,17 @@
-"""Everything that depends on the SGLang version: the supported range, the doors we enter by, and names that moved."""
+"""The supported range of SGLang versions, and names that moved between them; `surface` lists what is used of each."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 import re
 from typing import Any
 
 from sglang_hybrid.core.errors import IncompatibleEngine
+from sglang_hybrid.engine.surface import check
+from sglang_hybrid.engine.surface.hooks import HOOKS, HOST_POOLS, REPLACED
 
 OLDEST, NEWEST_EXCLUSIVE = (0, 5, 17), (0, 5, 24)
 PRIMARY = "0.5.21"
-
-DOORS = (
-    "sglang.launch_server:run_server",
-    "sglang.srt.server_args:prepare_server_args",
-    "sglang.srt.plugins:load_plugins",
-    "sglang.srt.plugins.hook_registry:HookRegistry.register",
-    "sglang.srt.mem_cache.registry:register_radix_cache_backend",
-    "sglang.srt.mem_cache.registry:default_radix_cache_factory",
-    "sglang.srt.mem_cache.cache_init_params:CacheInitParams",
-    "sglang.srt.mem_cache.unified_cache.components:MambaComponent",
-    "sglang.srt.managers.tokenizer_manager:SignalHandler.running_phase_sigquit_handler",
-)
-"""What this package calls or subclasses; a name that is missing stops the start, never degrades it silently."""
-
-CHILD_DIED = "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler"
-"""Runs in the HTTP process when a scheduler or detokenizer process has died."""
-
-HOST_POOLS = (
-    "sglang.srt.mem_cache.pool_host.mha:MHATokenToKVPoolHost",
-    "sglang.srt.mem_cache.pool_host.mamba:MambaPoolHost",
-)
-HOST_BASE = "sglang.srt.mem_cache.pool_host.base:HICACHE_HOST_MEMORY_RESERVE_BYTES"
-HOST_REGISTER = "sglang.srt.mem_cache.pool_host.common:_cuda_host_register"
-"""HiCache's pools in host memory, what they leave free of it, and how they lock it; 0.5.17 has them elsewhere."""
 
 
 def engine_version() -> str:
@@ -58,43 +34,21 @@ def check_version(version: str) -> None:
         )
 
 
-def missing_doors(doors: tuple[str, ...]) -> list[str]:
-    """The doors that the installed SGLang does not have, as 'module:attribute'."""
-    missing = []
-    for door in doors:
-        module_name, _, path = door.partition(":")
-        try:
-            target: Any = importlib.import_module(module_name)
-            for attribute in path.split("."):
-                target = getattr(target, attribute)
-        except (ImportError, AttributeError):
-            missing.append(door)
-    return missing
-
-
 def check_engine() -> str:
-    """Return SGLang's version if it is supported and has every door; raise IncompatibleEngine otherwise."""
+    """Return SGLang's version if it is supported and has what is used of it; raise IncompatibleEngine otherwise."""
     version = engine_version()
     check_version(version)
-    if missing := missing_doors(DOORS):
+    if missing := check.missing(check.required(version)):
         raise IncompatibleEngine(
             f"SGLang {version} lacks what this release builds on; install sglang=={PRIMARY}: {', '.join(missing)}"
         )
     return version
 
 
-def extra_buffer_validator_path() -> str:
-    """Where SGLang refuses the extra_buffer strategy on platforms without its Triton kernels."""
-    if importlib.util.find_spec("sglang.srt.arg_groups") and importlib.util.find_spec(
-        "sglang.srt.arg_groups.mamba_hook"
-    ):
-        return "sglang.srt.arg_groups.mamba_hook.validate_mamba_extra_buffer"
-    return "sglang.srt.server_args.ServerArgs._validate_mamba_extra_buffer"  # 0.5.17
-
-
 def has_host_pools() -> bool:
     """Whether this version keeps HiCache's host pools where the CPU platform can serve them."""
-    return not missing_doors((*HOST_POOLS, HOST_BASE, HOST_REGISTER))
+    version = engine_version()
+    return all(row.holds(version) for row in (*HOOKS, *REPLACED) if row.target.startswith(HOST_POOLS))
 
 
 def resolved(server_args: Any) -> Any:

@@ -79,7 +79,7 @@ def _engine() -> Finding:
     from sglang_hybrid.engine import compat
 
     try:
-        return Finding("sglang", f"{compat.check_engine()}, every door is there")
+        return Finding("sglang", f"{compat.check_engine()}, all that is used of it is there")
     except ConfigError as error:
         return Finding("sglang", _version("sglang") or "missing", str(error))
 

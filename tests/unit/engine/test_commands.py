@@ -12,6 +12,8 @@ import pytest
 
 from sglang_hybrid import cli
 from sglang_hybrid.engine import compat, doctor
+from sglang_hybrid.engine.surface import check
+from sglang_hybrid.engine.surface.rows import EVERY, IMPORT, Use
 
 
 def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,16 +38,16 @@ def test_spec_shows_costs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0, capsys.readouterr().out
-    assert f"{importlib.metadata.version('sglang')}, every door is there" in capsys.readouterr().out
+    assert f"{importlib.metadata.version('sglang')}, all that is used of it is there" in capsys.readouterr().out
 
 
 def test_doctor_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(compat, "DOORS", ("sglang.gone:door",))
+    monkeypatch.setattr(check, "USES", (Use("gone:name", IMPORT, "cache.build", EVERY),))
     monkeypatch.setenv("SGLANG_PLUGINS", "another")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert cli.main(["doctor"]) == 1
     shown = capsys.readouterr().out
-    assert f"install sglang=={compat.PRIMARY}: sglang.gone:door" in shown
+    assert f"install sglang=={compat.PRIMARY}: sglang.gone:name" in shown
     assert "SGLANG_PLUGINS must name sglang_hybrid: another" in shown
     assert "install util-linux" in shown
 

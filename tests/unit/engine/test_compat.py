@@ -5,7 +5,9 @@ import importlib.metadata
 import pytest
 
 from sglang_hybrid.core.errors import IncompatibleEngine
-from sglang_hybrid.engine import backend, compat
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.surface import check, registration
+from sglang_hybrid.engine.surface.rows import EVERY, IMPORT, Use
 
 
 def test_the_installed_engine_is_supported() -> None:
@@ -23,16 +25,16 @@ def test_a_version_inside_the_range_is_accepted(version: str) -> None:
     compat.check_version(version)
 
 
-def test_a_missing_door_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    doors = ("sglang.srt.plugins:load_plugins", "sglang.srt.plugins:load_dreams", "sglang.gone:door")
-    assert compat.missing_doors(doors) == ["sglang.srt.plugins:load_dreams", "sglang.gone:door"]
-    monkeypatch.setattr(compat, "DOORS", doors)
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = ("srt.plugins:load_plugins", "srt.plugins:load_dreams", "gone:name")
+    assert check.missing(targets) == ["sglang.srt.plugins:load_dreams", "sglang.gone:name"]
+    monkeypatch.setattr(check, "USES", tuple(Use(target, IMPORT, "cache.build", EVERY) for target in targets))
     with pytest.raises(IncompatibleEngine, match="load_dreams"):
         compat.check_engine()
 
 
 def test_a_hook_that_did_not_take_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend.verify_hooks()
-    monkeypatch.setattr(backend, "_required_hooks", ["sglang.srt.nowhere.function"])
+    registration.verify()
+    monkeypatch.setattr(registration, "_required", ["sglang.srt.nowhere.function"])
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
-        backend.verify_hooks()
+        registration.verify()

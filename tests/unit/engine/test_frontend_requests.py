@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import access, bodies, endpoints, ids, limits
+from sglang_hybrid.engine.frontend import access, bodies, ids, limits
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.requests import release
+from sglang_hybrid.engine.surface import registration
+from sglang_hybrid.engine.surface.hooks import HOOKS
+from sglang_hybrid.engine.surface.rows import full_name
 
 VOCABULARY = 320
 DEEP: Any = 0
@@ -312,7 +316,7 @@ def test_an_endpoint_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch)
 
     targets: list[str] = []
     monkeypatch.setattr(HookRegistry, "register", lambda target, *_: targets.append(target))
-    monkeypatch.setattr(endpoints, "COUNT_TOKENS", "sglang.srt.nowhere.function")
-    assert endpoints.register() == [], "none is required"
-    assert endpoints.TEMPLATE in targets
-    assert "sglang.srt.nowhere.function" not in targets
+    there, gone = [hook for hook in HOOKS if hook.function.startswith("frontend.endpoints:re")][:2]
+    monkeypatch.setattr(registration, "HOOKS", (there, replace(gone, target="srt.nowhere:function")))
+    assert registration.register([""]) == [], "none is required"
+    assert targets == [full_name(there.target).replace(":", ".")]

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.core.errors import IncompatibleEngine
-from sglang_hybrid.engine import backend
-from sglang_hybrid.engine.cache import hooks as cache
-from sglang_hybrid.engine.frontend import access, bodies, ids, requests, usage, workers
+from sglang_hybrid.engine.frontend import workers
+from sglang_hybrid.engine.surface import registration
+from sglang_hybrid.engine.surface.hooks import HOOKS
+from sglang_hybrid.engine.surface.rows import HTTP, SCHEDULER, full_name
 
 
 def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     (port, server, info), named = workers.leave("port", "server", {"startup_time": 1})
     assert (port, server, named) == ("port", "server", {})
     sent = pickle.dumps(info)
-    assert pickle.loads(sent)[workers.KEY] == len(backend._required_hooks) > 20
-    monkeypatch.setattr(backend, "_required_hooks", [*backend._required_hooks, "sglang.srt.nowhere.function"])
+    assert pickle.loads(sent)[workers.KEY] == len(registration._required) > 20
+    monkeypatch.setattr(registration, "_required", [*registration._required, "sglang.srt.nowhere.function"])
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
         pickle.loads(sent)
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
@@ -26,7 +27,7 @@ def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.Monkey
 
 
 def test_a_process_without_plugins_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_required_hooks", [])
+    monkeypatch.setattr(registration, "_required", [])
     with pytest.raises(IncompatibleEngine, match="no plugin was loaded"):
         workers.enter()
 
@@ -47,5 +48,6 @@ def test_sglang_hands_its_workers_what_the_hook_returns(monkeypatch: pytest.Monk
 
 
 def test_every_process_gets_every_hook() -> None:
-    frontend = {requests.GENERATE, workers.LEAVE, usage.WHOLE, bodies.STREAM, ids.REQUEST, access.DECIDE}
-    assert frontend | {cache.ADMIT} <= set(backend._required_hooks)
+    always = {full_name(hook.target).replace(":", ".") for hook in HOOKS if not hook.when and hook.required}
+    assert {hook.process for hook in HOOKS if not hook.when} == {HTTP, SCHEDULER}
+    assert always <= set(registration._required)

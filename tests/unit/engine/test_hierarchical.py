@@ -56,7 +56,7 @@ def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[s
 
 @pytest.mark.usefixtures("on_cpu")
 def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "HOST_POOLS", ("sglang.srt.mem_cache.memory_pool_host:MHATokenToKVPoolHost",))
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
     with pytest.raises(ConfigError, match="on a CPU it was run with"):
         completed(tmp_path, QWEN3_NEXT)
 

@@ -26,28 +26,15 @@ LRU = "lru"
 
 
 def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
-    """SGLang's own cache, with our components where the model has recurrent states and the cost model knows it."""
+    """Our cache where the model has recurrent states and the cost model knows it, otherwise the one SGLang chooses."""
     from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
         return default_radix_cache_factory(ctx)
-    from sglang_hybrid.engine.cache import core
-    from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
-    from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
+    from sglang_hybrid.engine.cache import radix_cache
 
-    full, mamba = (TieredFull, TieredMamba) if tiered(ctx) else (HybridFull, HybridMamba)
-    driver = make_driver(ctx, config, spec, TYPES)
-    core.choose(ctx.params)
-    ctx.params.component_registry_override = {
-        TYPES["kv"]: partial(full, driver),
-        TYPES["state"]: partial(mamba, driver),
-    }
-    cache = core.shorten(default_radix_cache_factory(ctx))
-    if driver.cache is None:
-        return cache  # SGLang chose a cache without our components: chunked only
-    if tiered(ctx):
-        driver.tier = HostTier(cache, TYPES["state"])
-    hooks.activate(driver)
+    cache = radix_cache.create(ctx, partial(make_driver, ctx, config, spec))
+    hooks.activate(cache.driver)
     return cache
 
 
@@ -56,8 +43,10 @@ def tiered(ctx: Any) -> bool:
     return bool(ctx.enable_hierarchical_cache) and compat.engine_version() == compat.PRIMARY
 
 
-def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str, Any]) -> Driver:
-    """The driver of one scheduler process."""
+def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> Driver:
+    """The driver of one scheduler process, for the `cache` that is being built."""
+    from sglang_hybrid.engine.cache.components import TYPES
+
     admits, scores = config.admission != UPSTREAM, config.eviction != LRU
     if ctx.enable_hierarchical_cache and scores and not tiered(ctx):
         logger.warning(
@@ -82,7 +71,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
     watched = TieredVictims if tiered(ctx) else Victims
-    victims = watched(decisions, types["kv"], types["state"], watches=scores)
+    victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores)
     args = compat.resolved(ctx.server_args)
     speculates = bool(getattr(args, "speculative_algorithm", None))
     device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)
@@ -90,6 +79,8 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
     return Driver(
+        cache,
+        ctx.params.req_to_token_pool.mamba_allocator,
         decisions,
         victims,
         clock=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
@@ -100,6 +91,7 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, types: dict[str
         log_interval_s=config.log_interval_s if ctx.tp_rank == 0 else 0.0,
         message_end_ids=frozenset(ctx.model_config.hf_eos_token_id or ()),
         on_misses=metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if ctx.tp_rank == 0 else None,
+        tier=HostTier(cache, TYPES["state"]) if tiered(ctx) else None,
     )
 
 

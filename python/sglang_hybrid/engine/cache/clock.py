@@ -12,11 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver."
-PULL = _RECEIVER + "_pull_raw_reqs"
-SPLIT = _RECEIVER + "_split_work_and_control_reqs"
-PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
-
 logger = logging.getLogger(__name__)
 
 
@@ -63,16 +58,6 @@ def share(clock: RankClock) -> RankClock:
     global _clock
     _clock = clock
     return clock
-
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(PULL, stamp, HookType.AFTER)
-    HookRegistry.register(SPLIT, keep_with_work, HookType.AFTER)
-    HookRegistry.register(PROCESS, take_stamps, HookType.BEFORE)
-    return [PULL, SPLIT, PROCESS]
 
 
 def stamp(received: list[Any] | None, *_: Any) -> None:

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_resu
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
 from sglang_hybrid.engine.cache.driver import Driver
-from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.serving import Pool
 
@@ -20,8 +20,8 @@ _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fiel
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
 
 AHEAD = 256
-"""A walk that follows our order goes on until a 256th of the pool is free beyond what was asked for: most requests and
-steps of decoding then find what they need, and what a walk costs is spread over several of them."""
+"""An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
+then find what they need, and what an eviction costs before its first victim is spread over several of them."""
 
 
 class _Ordered:
@@ -29,53 +29,45 @@ class _Ordered:
 
     _pool: Pool
 
-    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
+    def __init__(self, driver: Driver, cache: Any, params: Any) -> None:
         self.driver = driver
-        self._touch = (lambda node: None) if driver is None else driver.victims.touch  # its price may be another one
+        self._touch = driver.victims.touch  # its price may be another one
         self._ours = False  # whether the walk under way follows our order
         super().__init__(cache, params)
 
     def _begin(self, core: Any, request_cnt: int) -> bool:
         """A walk of SGLang begins; whether it follows our order."""
         self._ours = self._scored(core)
-        self._wanted, self._spare = request_cnt, 0
+        self._asked = self._wanted = request_cnt
         if self._ours:
             self._now = self.driver.now()
-            if self.counts_alone:
+            if self.batches:
                 pool = self.cache.token_to_kv_pool_allocator if self._pool is Pool.KV else self.driver.states
-                self._spare = pool.size // AHEAD
+                self._wanted += pool.size // AHEAD
             if self.driver.capacity is None and request_cnt > 0:
-                self.driver.fit(self._pool, request_cnt + self._spare)
+                self.driver.fit(self._pool, self._wanted)
         self._tried: set[int] = set()
         return self._ours
 
     def _scored(self, core: Any) -> bool:
         """Whether scores are the order. Session radix caches keep one of their own, which they must not cut across."""
-        driver = self.driver
-        return driver is not None and driver.scores and not getattr(core, "enable_session_radix_cache", False)
+        return self.driver.scores and not getattr(core, "enable_session_radix_cache", False)
 
     @property
-    def counts_alone(self) -> bool:
-        """Whether the order is ours and a walk ends by what it evicted: shared memory may suffice before that."""
-        driver = self.driver
-        if driver is None or driver.capacity is not None or not self._scored(self.tree_core):
+    def batches(self) -> bool:
+        """Whether all victims of a shortage may leave in one step.
+
+        They may if the order is ours and the shortage ends by what left this pool: not where pools share memory, nor
+        where SGLang copies a victim to a host tier first.
+        """
+        core = self.tree_core
+        if core.enable_hicache or self.driver.capacity is not None or not self._scored(core):
             return False
         donor = getattr(self.cache.token_to_kv_pool_allocator, "mamba_full_cache_donor", None)
         return donor is None or donor() is None
 
     def _victim(self, core: Any) -> Any | None:
-        assert self.driver is not None
         return self.driver.victims.next(core, self._pool, self._now, self._tried)
-
-    def next_victim(self, done: int) -> Any | None:
-        """What goes next if the order is ours, None once enough is `done`: what was asked for, and `AHEAD` of it."""
-        if not self._ours or done >= self._wanted + self._spare:
-            return None
-        return self._victim(self.tree_core)
-
-    def touched(self, node: Any) -> None:
-        """`node` was unlocked."""
-        self._touch(node)
 
     def _evict_device_end(self) -> None:
         for node_id in self._tried:  # one that did not go is still a candidate
@@ -112,7 +104,7 @@ class HybridFull(_Ordered, FullComponent):
             if node is not None:
                 return node.id
             self._ours = False  # nothing has a price: let SGLang's order have a last look
-            super()._evict_device_start(self._wanted)
+            super()._evict_device_start(self._asked)
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
     def release_component_lock(self, node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,13 +115,9 @@ class HybridFull(_Ordered, FullComponent):
         self._touch(child)  # `new_parent` has a child and no state: nothing to evict
         return super().redistribute_on_node_split(new_parent, child)
 
-    def leaf_goes(self, node: Any) -> None:
-        """The leaf `node` leaves the tree."""
+    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         self._touch(node)
         self._touch_parent(node)
-
-    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        self.leaf_goes(node)
         return super().evict_component(node, *args, **kwargs)
 
     def commit_insert_component_data(self, node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,11 +136,6 @@ class HybridMamba(_Ordered, MambaComponent):
 
     _pool = Pool.STATES
 
-    def __init__(self, driver: Driver | None, cache: Any, params: Any) -> None:
-        super().__init__(driver, cache, params)
-        if driver is not None:
-            driver.cache = cache
-
     def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
         node_id = getattr(result.best_match_node, "id", result.best_match_node)
@@ -160,30 +143,22 @@ class HybridMamba(_Ordered, MambaComponent):
             return result._replace(mamba_branching_seqlen=None)
         return result
 
-    def noted(self, params: Any, node_id: Any, held: int, known: int) -> int | None:
-        """Remember what a match of a request found: `held` tokens of `known`; returns where SGLang is to branch."""
-        if self._notes(params, node_id, known):
-            return None
-        branch = known // self.mamba_checkpoint_grid * self.mamba_checkpoint_grid
-        return branch if branch > held else None
-
     def _notes(self, params: Any, node_id: Any, known: int) -> bool:
         """Whether the branch is ours: SGLang would save it in place of the tail, where a pass can save several."""
-        if self.driver is None or not params.cow_mamba or params.req is None:
+        if not params.cow_mamba or params.req is None:
             return False
         record = tracked(params.req)
         record.known_tokens, record.matched = known, node_id
         return bool(self.driver.step)
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
-        if self.driver is not None and params.cow_mamba and not self._can_copy(params.req, result):
+        if params.cow_mamba and not self._can_copy(params.req, result):
             self.driver.counts["match_given_up"] += 1
             result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
         return super().finalize_match_result_in_cache(params, result)
 
     def _can_copy(self, req: Any, result: Any) -> bool:
         """Whether there is a slot for the request's own copy of the matched state."""
-        assert self.driver is not None
         if self.driver.has_state() or state_of(req).mamba_pool_idx is not None:
             return True
         if self.tree_core.get_component_device_value(result.best_match_node, self.component_type) is None:
@@ -198,33 +173,31 @@ class HybridMamba(_Ordered, MambaComponent):
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
         driver = self.driver
-        if driver is None:
-            return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         record = tracked(req)
-        insert_params.hybrid_record = record
+        insert_params.hybrid = plan = Insertion(record)
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
             driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
-            insert_params.hybrid_mark = None if record.arrival is None else record.arrival.tip
+            plan.mark = None if record.arrival is None else record.arrival.tip
             return length
-        insert_params.hybrid_taken = taken = driver.take(record, token_ids_len)
+        plan.taken = taken = driver.slots.take(record, token_ids_len)
         chunked = token_ids_len < len(req.origin_input_ids)
-        insert_params.hybrid_whole = not chunked
+        plan.whole = not chunked
         if not chunked:
             driver.decisions.computed(req.rid)
         takes_end = not driver.admits or self._takes_end(chunked, bool(taken))
         if takes_end and driver.ensure(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
-                insert_params.hybrid_spare = chunked and driver.admits
+                plan.spare = chunked and driver.admits
                 if not chunked and record.arrival is not None:
-                    insert_params.hybrid_mark = record.arrival.tip
+                    plan.mark = record.arrival.tip
                 return length
         if not taken:
             return 0
         deepest = taken.pop(0)
         insert_params.mamba_value = deepest.slot
-        insert_params.hybrid_mark = self._mark(record, deepest)
+        plan.mark = self._mark(record, deepest)
         return deepest.position
 
     def _takes_end(self, chunked: bool, planned: bool) -> bool:
@@ -234,13 +207,11 @@ class HybridMamba(_Ordered, MambaComponent):
         continues from, until the answer's own end is there; without the extra buffer it costs a copy, and the
         checkpoint just before it, if there is one, serves the same prompt as well.
         """
-        assert self.driver is not None
         if chunked:
             return self.driver.spare_states()
         return not planned or bool(self.cache.enable_mamba_extra_buffer)
 
     def _mark(self, record: Any, checkpoint: Checkpoint) -> Any:
-        assert self.driver is not None
         arrival = record.arrival
         if arrival is not None and checkpoint.wanted == max(arrival.positions, default=-1):
             return arrival.tip  # the tail of the prompt stands for its end until the answer has one
@@ -251,16 +222,15 @@ class HybridMamba(_Ordered, MambaComponent):
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, params, result, *args, **kwargs)
         driver = self.driver
-        if driver is None:
-            return
-        record = getattr(params, "hybrid_record", None)
+        plan = getattr(params, "hybrid", None)  # None for an insertion that is no request's
+        record = None if plan is None else plan.record
         if result.mamba_exist:
             driver.found(node, record)
             return
-        mark = getattr(params, "hybrid_mark", None)
+        mark = None if plan is None else plan.mark
         if mark is None:
             arrival = None if record is None else record.arrival
-            spare = getattr(params, "hybrid_spare", False)
+            spare = plan is not None and plan.spare
             mark = driver.decisions.mark(arrival, len(params.key), driver.now(), spare=spare)
         mark.lost = False
         driver.saved(node, mark, record)
@@ -269,30 +239,26 @@ class HybridMamba(_Ordered, MambaComponent):
         self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
     ) -> None:
         super().cleanup_after_caching_req(req, is_finished, insert_result=insert_result, insert_params=insert_params)
-        if self.driver is None:
-            return
         record = tracked(req)
-        taken = list(getattr(insert_params, "hybrid_taken", ())) if insert_params is not None else []
+        plan = getattr(insert_params, "hybrid", None) or Insertion(record)
+        taken, plan.taken = plan.taken, []
         if is_finished:
-            taken += self.driver.take(record, 1 << 62)
+            taken += self.driver.slots.take(record, 1 << 62)
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
-        if record.arrival is not None and getattr(insert_params, "hybrid_whole", False):
+        if record.arrival is not None and plan.whole:
             record.arrival.tip.unkept = len(req.origin_input_ids) - inserted  # the rest is the request's own
         for checkpoint in taken:
             if 0 < checkpoint.position < inserted:
                 self._insert(record, checkpoint, insert_params)
             else:
-                self.driver.give_up(checkpoint)
-        if insert_params is not None:
-            insert_params.hybrid_taken = []
+                self.driver.slots.free(checkpoint)
         if is_finished:
             self.driver.ended(req, record)
 
     def _insert(self, record: Any, checkpoint: Checkpoint, main: Any) -> None:
         """Attach a second state of the same pass to the path that was just inserted."""
-        assert self.driver is not None
         at = checkpoint.position
         params = dataclasses.replace(
             main,
@@ -302,13 +268,12 @@ class HybridMamba(_Ordered, MambaComponent):
             prev_prefix_len=at,
             **_UNCOUNTED,
         )
-        params.hybrid_record, params.hybrid_mark = record, self._mark(record, checkpoint)
+        params.hybrid = Insertion(record, self._mark(record, checkpoint))
         if self.cache.insert(params).mamba_exist:
-            self.driver.give_up(checkpoint)
+            self.driver.slots.free(checkpoint)
 
     def _alloc_mamba_slot(self, *args: Any, **kwargs: Any) -> Any:
-        if self.driver is not None:
-            self.driver.ensure(1)
+        self.driver.ensure(1)
         return super()._alloc_mamba_slot(*args, **kwargs)
 
     def _evict_device_start(self, request_cnt: int) -> None:
@@ -325,22 +290,12 @@ class HybridMamba(_Ordered, MambaComponent):
             node = self._victim(self.tree_core)
             if node is None:
                 self._ours = False
-                super()._evict_device_start(self._wanted)
+                super()._evict_device_start(self._asked)
             elif node in self.tree_core.evictable_device_leaves:
                 return node.id  # goes as a whole
             else:  # SGLang's step, at our cursor
                 self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
         return super()._evict_device_next_node(tracker, *args, **kwargs)
-
-    def state_goes(self, node: Any) -> None:
-        """The state of `node` goes, the node stays."""
-        self._touch(node)
-        self._lost(node)
-
-    def leaf_goes(self, node: Any) -> None:
-        """The leaf `node` leaves the tree, and its state with it."""
-        if node.component_data[self.component_type].value is not None:
-            self._lost(node)
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         data = node.component_data[self.component_type]
@@ -353,8 +308,6 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def _lost(self, node: Any) -> None:
         """The state of `node` leaves the device."""
-        if self.driver is None:
-            return
         self.driver.victims.touch_below(node)
         self.driver.counts["states_evicted"] += 1
         mark = getattr(node, "hybrid_mark", None)
@@ -362,4 +315,4 @@ class HybridMamba(_Ordered, MambaComponent):
             self.driver.decisions.evicted(mark)
 
 
-TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA}
+TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA, "window": ComponentType.SWA}

@@ -12,8 +12,9 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.boundaries import first_message, named
+from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.metrics import Summary
-from sglang_hybrid.engine.cache.requests import Checkpoint, Tracked, tracked
+from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.tiers import HostTier
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
@@ -38,6 +39,8 @@ class Driver:
 
     def __init__(
         self,
+        cache: Any,
+        states: Any,
         decisions: Decisions,
         victims: Victims,
         clock: Callable[[], float],
@@ -48,32 +51,35 @@ class Driver:
         log_interval_s: float = 0.0,
         message_end_ids: frozenset[int] = frozenset(),
         on_misses: Callable[[int, dict[str, int]], None] | None = None,
+        tier: HostTier | None = None,
     ) -> None:
+        self.cache = cache
+        self.states = states
+        self.slots = CheckpointSlots(states)
         self.decisions = decisions
         self.victims = victims
         self.grid = grid
         self.step = step if admits else 0
         self.admits = admits
         self.scores = scores
-        self.cache: Any = None
         self.capacity: Any = None  # elastic memory: one budget for both kinds (engine/pools)
-        self.tier: HostTier | None = None
+        self.tier = tier
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._message_ends = sorted(message_end_ids)
         self._on_misses = on_misses
         self._summary = Summary(log_interval_s)
-        self._outstanding: dict[int, Checkpoint] = {}
         self._root: Any = None
 
     def now(self) -> float:
         """Seconds, the same on every rank."""
         return self._clock()
 
-    @property
-    def states(self) -> Any:
-        """SGLang's allocator of state slots."""
-        return self.cache.req_to_token_pool.mamba_allocator
+    def _reclaim(self, count: int) -> int:
+        """Take back up to `count` slots of checkpoints in the making; returns how many."""
+        taken = self.slots.reclaim(count)
+        self.counts["reclaimed"] += taken
+        return taken
 
     def spare_states(self) -> bool:
         """Whether states may be taken that nobody asked for: an eighth of the pool and four slots are free."""
@@ -83,7 +89,7 @@ class Driver:
 
     def plan(self, batch: Any) -> None:
         """A prefill batch is about to run: decide what each of its requests checkpoints, and find the slots."""
-        if self.cache is None or self.cache.disable:
+        if self.cache.disable:
             return
         if self.tier is not None:
             self.tier.back_up()
@@ -91,7 +97,7 @@ class Driver:
             record = tracked(req)
             record.start = start
             self._arrive(req, record, start)
-            self.release(record)
+            self.slots.free_planned(record)
             if requests.streams(req):  # its session keeps what it computes; only the end of a first turn is inserted
                 self.decisions.computed(req.rid)
             elif record.arrival is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
@@ -119,17 +125,17 @@ class Driver:
         )
         self._use(record, arrival, start)
         seen = Seen(
-            len(tokens),
-            start,
-            record.known_tokens,
-            arrival.seen_tokens,
-            arrival.in_flight_tokens,
-            arrival.lost_tokens,
-            arrival.refused_tokens,
-            arrival.kept_tokens,
-            self.grid,
-            max(self.grid, self.step),
-            requests.limit(req),
+            prompt=len(tokens),
+            hit=start,
+            known=record.known_tokens,
+            seen=arrival.seen_tokens,
+            in_flight=arrival.in_flight_tokens,
+            lost=arrival.lost_tokens,
+            refused=arrival.refused_tokens,
+            kept=arrival.kept_tokens,
+            grid=self.grid,
+            step=max(self.grid, self.step),
+            limit=requests.limit(req),
         )
         record.misses = attribute(seen)
         counts = self.counts
@@ -197,14 +203,9 @@ class Driver:
         if last and self.cache.enable_mamba_extra_buffer:
             places.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
         for at, wanted in sorted(places.items(), reverse=True):
-            slot = self.states.alloc(1)
-            if slot is None:
+            if not self.slots.reserve(record, at, wanted):
                 self.counts["refused"] += 1
                 self._refuse(record, wanted)
-                continue
-            checkpoint = Checkpoint(at, wanted, slot)
-            record.planned.append(checkpoint)
-            self._outstanding[id(checkpoint)] = checkpoint
 
     def _reachable(self, wanted: int, start: int, end: int) -> int | None:
         """The deepest position up to `wanted` at which a pass over [start, end) can save a state."""
@@ -221,43 +222,6 @@ class Driver:
         mark = None if record.arrival is None else record.arrival.marks.get(wanted)
         if mark is not None:
             mark.refused = True
-
-    def reclaim(self, count: int) -> int:
-        """Take back up to `count` slots of checkpoints in the making; returns how many. They are then not saved."""
-        taken = 0
-        for key in list(self._outstanding):
-            if taken == count:
-                break
-            checkpoint = self._outstanding.pop(key)
-            self.states.free(checkpoint.slot)
-            checkpoint.slot = None
-            taken += 1
-        self.counts["reclaimed"] += taken
-        return taken
-
-    def take(self, record: Tracked, end: int) -> list[Checkpoint]:
-        """The checkpoints of the last pass that were written, deepest first; the caller owns their slots now."""
-        if not record.planned:
-            return []
-        good = [c for c in record.planned if c.slot is not None and c.written and c.position <= end]
-        for checkpoint in good:
-            record.planned.remove(checkpoint)
-            self._outstanding.pop(id(checkpoint), None)
-        self.release(record)
-        return sorted(good, key=lambda c: -c.position)
-
-    def give_up(self, checkpoint: Checkpoint) -> None:
-        """Free the slot of a checkpoint that was taken and is not needed."""
-        if checkpoint.slot is not None:
-            self.states.free(checkpoint.slot)
-            checkpoint.slot = None
-
-    def release(self, record: Tracked) -> None:
-        """Free what is still planned: it was not written, or its request is gone."""
-        for checkpoint in record.planned:
-            self._outstanding.pop(id(checkpoint), None)
-            self.give_up(checkpoint)
-        record.planned.clear()
 
     def found(self, node: Any, record: Tracked | None) -> None:
         """A request computed the state at `node` although it was there, saved by another one meanwhile."""
@@ -311,7 +275,7 @@ class Driver:
     def room_for(self, req: Any, ahead: list[Any]) -> bool:
         """Whether the states that `req` and those admitted `ahead` of it still need can be had."""
         short = sum([self.states_needed(r) for r in ahead]) + self.states_needed(req)
-        short -= self.states.available_size() + len(self._outstanding)
+        short -= self.states.available_size() + len(self.slots)
         # What the request itself matched will be locked by then.
         return bool(short <= 0 or short < self.cache.mamba_evictable_size())
 
@@ -344,7 +308,7 @@ class Driver:
         """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
         if self.capacity is not None:
             return bool(
-                self.capacity.secure_states(count) or (self.reclaim(count) and self.capacity.secure_states(count))
+                self.capacity.secure_states(count) or (self._reclaim(count) and self.capacity.secure_states(count))
             )
         short = count - self.states.available_size()
         if short > 0:
@@ -353,6 +317,6 @@ class Driver:
             self.cache.evict(EvictParams(num_tokens=0, mamba_num=short))
             short = count - self.states.available_size()
         if short > 0:
-            self.reclaim(short)
+            self._reclaim(short)
             short = count - self.states.available_size()
         return short <= 0

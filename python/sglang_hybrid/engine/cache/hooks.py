@@ -4,43 +4,25 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakSet
 
-from sglang_hybrid.engine.cache import clock, forward, kernels
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import tracked
 
-PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
-ADMIT = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
-BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
-METADATA = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata"
-SET_ASIDE = "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator.alloc_group_begin"
-DETAILS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"
-
-_drivers: dict[int, Driver] = {}
-"""Driver by the id of its cache: a process can hold several (one per data parallel rank in tests)."""
+_allocators: WeakSet[Any] = WeakSet()
+"""SGLang's allocators of state slots whose cache is ours."""
 
 
 def activate(driver: Driver) -> None:
     """Let the hooks act for `driver`, whose cache is built."""
-    _drivers[id(driver.cache)] = driver
+    _allocators.add(driver.states)
 
 
 def driver_of(cache: Any) -> Driver | None:
     """The driver of a cache, None for caches that are not ours."""
-    return _drivers.get(id(cache))
+    from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
 
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(PREPARE, plan, HookType.AFTER)
-    HookRegistry.register(ADMIT, admit, HookType.AROUND)
-    HookRegistry.register(BATCH, forward.carry, HookType.AFTER)
-    HookRegistry.register(METADATA, forward.extend, HookType.AFTER)
-    HookRegistry.register(DETAILS, details, HookType.AFTER)
-    HookRegistry.register(SET_ASIDE, set_aside, HookType.AROUND)
-    return [PREPARE, ADMIT, BATCH, METADATA, DETAILS, SET_ASIDE, *clock.register(), *kernels.register()]
+    return cache.driver if isinstance(cache, MambaRadixCache) else None
 
 
 def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -78,7 +60,7 @@ def set_aside(original: Any, slots: Any, count: int) -> None:
     Whoever asks for memory during the walk would count them as used: with a long queue no request could be admitted,
     although nothing runs. What SGLang saves by it are two views of a tensor for each request.
     """
-    if not any(driver.states is slots for driver in _drivers.values()):
+    if slots not in _allocators:
         original(slots, count)
 
 

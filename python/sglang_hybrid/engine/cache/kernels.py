@@ -12,18 +12,6 @@ from typing import Any
 from sglang_hybrid.engine.cache import forward
 from sglang_hybrid_kernels import dispatch
 
-COPY = "sglang.srt.mem_cache.memory_pool.MambaPool.copy_from"
-EXTEND = "sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher.extend"
-
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(COPY, copy, HookType.AROUND)
-    HookRegistry.register(EXTEND, roll, HookType.AROUND)
-    return [COPY, EXTEND]
-
 
 def ours(device_type: str) -> bool:
     """Whether our operations run for tensors on `device_type`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.serving import Arrival
 
 _ATTRIBUTE = "sglang_hybrid"
@@ -42,6 +43,21 @@ class Tracked:
     misses: dict[str, int] | None = None
     tip_node: Any = None
     finished: bool = False
+
+
+@dataclass
+class Insertion:
+    """What SGLang's insertion parameters carry of ours, as their attribute `hybrid`: one insertion of a request.
+
+    `mark` goes to its state, None to have one made; a `spare` state is worth a slot only while slots are to spare;
+    `whole` says that the pass ended its prompt; `taken` are states of the same pass that are inserted afterwards.
+    """
+
+    record: Tracked
+    mark: Mark | None = None
+    spare: bool = False
+    whole: bool = False
+    taken: list[Checkpoint] = field(default_factory=list)
 
 
 def tracked(req: Any) -> Tracked:

@@ -21,7 +21,7 @@ class _Tiered(_Ordered):
         return super().commit_hicache_transfer(node, phase, transfers, **kwargs)
 
     def drive_host_eviction(self, num_tokens: int, tracker: Any, *frees: Any) -> None:
-        if self.driver is not None and self.driver.tier is not None and self._scored(self.tree_core):
+        if self.driver.tier is not None and self._scored(self.tree_core):
             self.driver.tier.evict(self.driver, self, self._pool, num_tokens, tracker, *frees)
         if tracker[self.component_type] < num_tokens:  # by age, what has no price
             super().drive_host_eviction(num_tokens, tracker, *frees)
@@ -60,7 +60,7 @@ class TieredMamba(_Tiered, HybridMamba):
         data = node.component_data[self.component_type]
         hosted = data.value is None and data.host_value is not None
         result = super().evict_component(node, *args, **kwargs)
-        if hosted and data.host_value is None and self.driver is not None:
+        if hosted and data.host_value is None:
             self._touch(node)
             self.driver.victims.touch_below(node)
             mark = getattr(node, "hybrid_mark", None)
@@ -75,5 +75,5 @@ class TieredMamba(_Tiered, HybridMamba):
 
     def finalize_load_back(self, req: Any, prep: Any, success: bool) -> None:
         super().finalize_load_back(req, prep, success)
-        if not success and req is not None and self.driver is not None and self.driver.tier is not None:
+        if not success and req is not None and self.driver.tier is not None:
             self.driver.tier.restart_on_device(req)

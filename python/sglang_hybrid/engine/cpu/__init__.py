@@ -35,12 +35,13 @@ def install() -> bool:
 
 
 def register_hooks() -> list[str]:
-    """Register the hooks and return their target paths, for the caller to verify; [] where install() did nothing.
+    """Register the hooks of this platform and return those that are required; [] where install() did nothing.
 
     Imports SGLang's model code: call it from SGLang's plugin entry point, not earlier.
     """
     if not _installed:
         return []
-    from sglang_hybrid.engine.cpu import hooks
+    from sglang_hybrid.engine.surface import registration
 
-    return hooks.register()
+    registration.replace("cpu")
+    return registration.register(["cpu"])

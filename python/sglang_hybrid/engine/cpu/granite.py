@@ -1,27 +1,14 @@
 """Granite-4 hybrid in SGLang 0.5.17 to 0.5.21: the last residual is added twice, on every device.
 
 A decoder layer returns (hidden, residual) with the residual already in `hidden`, and the model's final norm adds it
-once more. SGLang 0.5.23 rewrote both. The hook hands on a residual of zeros, which is what the final norm should have
+once more. SGLang 0.5.22 rewrote both. The hook hands on a residual of zeros, which is what the final norm should have
 got.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-
 import torch
 from torch import Tensor
-
-_MODULE = "sglang.srt.models.granitemoehybrid"
-_LAYERS = ("GraniteMoeHybridMambaDecoderLayer", "GraniteMoeHybridAttentionDecoderLayer")
-
-
-def targets() -> list[str]:
-    """The forward methods to hook; empty where layers take no residual, i.e. where SGLang has corrected itself."""
-    module = importlib.import_module(_MODULE)
-    layers = [name for name in _LAYERS if "residual" in inspect.signature(getattr(module, name).forward).parameters]
-    return [f"{_MODULE}.{name}.forward" for name in layers]
 
 
 def drop_added_residual(result: tuple[Tensor, Tensor], *_: object, **__: object) -> tuple[Tensor, Tensor]:

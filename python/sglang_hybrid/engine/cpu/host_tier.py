@@ -9,13 +9,9 @@ Host pools are page first, [pages, layers, page_size, ...] per tensor; device po
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
-
-from sglang_hybrid.engine import compat
 
 IO_BACKEND, LAYOUT = "direct", "page_first_direct"
 """The only pair whose transfers take plain tensors and whose layout both kinds of pool have."""
@@ -54,24 +50,3 @@ def back_up_layers(
 
 def without_registration(buffer: Tensor, registration_granularity_bytes: int | None = None) -> None:
     """REPLACE hook of `_cuda_host_register`, which locks pages for the accelerator's copies."""
-
-
-BOUND: dict[str, Callable[..., Any]] = {
-    "transfer_kv_per_layer_direct_pf_lf": load_layer,
-    "transfer_kv_all_layer_direct_lf_pf": back_up_layers,
-}
-"""Names the host pools call but import from `sgl_kernel` on other platforms only."""
-
-
-def bind() -> dict[str, Callable[..., Any]]:
-    """Give the host pools their copies and return the functions to replace; nothing where there are no such pools."""
-    if not compat.has_host_pools():
-        return {}
-    for pool in compat.HOST_POOLS:
-        module = importlib.import_module(pool.partition(":")[0])
-        for name, function in BOUND.items():
-            if not hasattr(module, name):
-                setattr(module, name, function)
-    base, _, reserve = compat.HOST_BASE.partition(":")
-    setattr(importlib.import_module(base), reserve, RESERVE_BYTES)
-    return {compat.HOST_REGISTER.replace(":", "."): without_registration}

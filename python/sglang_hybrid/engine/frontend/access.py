@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-DECIDE = "sglang.srt.utils.auth.decide_request_auth"
-SERIALIZE = "sglang.srt.utils.msgspec_utils.msgspec_to_builtins"
-"""Makes JSON of what `/server_info` says, among others."""
-
 ADMINISTRATIVE = ("/load_lora_adapter_from_tensors",)
 """Changes the model for everybody, yet asks for a client's key only (0.5.17 and 0.5.21)."""
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 MASK = "***"
-
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(DECIDE, decide, HookType.BEFORE)
-    HookRegistry.register(SERIALIZE, mask, HookType.AFTER)
-    return [DECIDE, SERIALIZE]
 
 
 def decide(**asked: Any) -> tuple[tuple[()], dict[str, Any]]:

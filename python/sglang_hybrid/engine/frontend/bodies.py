@@ -7,18 +7,6 @@ from typing import Any
 
 from sglang_hybrid.engine.frontend.settings import settings
 
-STREAM = "starlette.requests.Request.stream"
-"""Where every body comes from, whatever the endpoint makes of it."""
-
-
-def register() -> list[str]:
-    """Register the hook with SGLang's HookRegistry and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(STREAM, stream, HookType.AROUND)
-    return [STREAM]
-
-
 WEIGHTS = "_from_tensor"
 """In the paths that take a model's weights as their body: as long as the model."""
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-import pkgutil
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
-
-TEMPLATE = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._apply_jinja_template"
-DETOKENIZE = "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._convert_to_internal_request"
-OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
-OLLAMA_CHAT = f"{OLLAMA}.handle_chat"
-COUNT_TOKENS = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_count_tokens"
-OLLAMA_STREAMS = (f"{OLLAMA}._stream_chat_response", f"{OLLAMA}._stream_generate_response")
-
-FASTAPI_BODY = "fastapi.dependencies.utils.request_body_to_args"
-FASTAPI_CALL = "fastapi.routing.run_endpoint_function"
 
 _MISSHAPEN = (AttributeError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
 _LARGEST_ID = 2**32 - 1
@@ -29,29 +18,6 @@ _unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("
 """While tokens are counted: what the chat template had against the messages."""
 
 logger = logging.getLogger(__name__)
-
-
-def register() -> list[str]:
-    """Register those hooks whose target exists; none is required, for a mistake that is a 500 harms nobody else."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    hooks: list[tuple[str, Callable[..., Any], HookType]] = [
-        (TEMPLATE, render, HookType.AROUND),
-        (DETOKENIZE, detokenize, HookType.BEFORE),
-        (OLLAMA_CHAT, require_messages, HookType.BEFORE),
-        (COUNT_TOKENS, count_tokens, HookType.AROUND),
-        *((target, ollama_stream, HookType.AROUND) for target in OLLAMA_STREAMS),
-        (FASTAPI_BODY, read_body, HookType.AROUND),
-        (FASTAPI_CALL, call, HookType.AROUND),
-    ]
-    for target, hook, kind in hooks:
-        try:
-            pkgutil.resolve_name(target)
-        except (ImportError, AttributeError):
-            logger.warning("%s is gone: some mistakes of clients are answered with 500", target)
-        else:
-            HookRegistry.register(target, hook, kind)
-    return []
 
 
 async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

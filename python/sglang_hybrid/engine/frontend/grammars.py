@@ -6,16 +6,6 @@ from typing import Any
 
 from sglang_hybrid.engine.frontend.limits import GRAMMARS
 
-KEEP = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.set_cache"
-
-
-def register() -> list[str]:
-    """Register the hook with SGLang's HookRegistry and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(KEEP, keep, HookType.AFTER)
-    return [KEEP]
-
 
 def keep(_: None, backend: Any, key: tuple[str, str], value: Any) -> None:
     """Forget all others when the texts of the kept ones are too long together; who runs has a copy of its own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_hybrid.engine.cache.clock import PROCESS, is_request
+from sglang_hybrid.engine.cache.clock import is_request
 from sglang_hybrid.engine.frontend.settings import settings
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,6 @@ class Gate:
 
 _gate = Gate()
 """A process has one scheduler."""
-
-
-def register() -> list[str]:
-    """Register the hook with SGLang's HookRegistry and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(PROCESS, hold, HookType.BEFORE)
-    return [PROCESS]
 
 
 def hold(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -12,8 +12,6 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
 
-REQUEST = "sglang.srt.managers.schedule_batch.Req.__init__"
-
 
 class RequestId(str):
     """An id that begins with itself only. It is pickled as an ordinary text."""
@@ -26,14 +24,6 @@ class RequestId(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
-
-
-def register() -> list[str]:
-    """Register the hook with SGLang's HookRegistry and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(REQUEST, name, HookType.AFTER)
-    return [REQUEST]
 
 
 def name(_: None, req: Any, *args: Any, **kwargs: Any) -> None:

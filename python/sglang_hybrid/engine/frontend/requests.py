@@ -11,18 +11,6 @@ from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.settings import settings
 
-GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
-VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
-
-
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(GENERATE, generate, HookType.AROUND)
-    HookRegistry.register(VALIDATE, validate, HookType.BEFORE)
-    return [GENERATE, VALIDATE]
-
 
 async def generate(
     original: Callable[..., Any], manager: Any, obj: Any, request: Any = None

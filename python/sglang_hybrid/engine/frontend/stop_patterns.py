@@ -14,18 +14,8 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import PATTERN, STOP_SPAN, STOP_STEPS, STOPS, shown
 
-LENGTH = "sglang.srt.sampling.sampling_params.get_max_seq_length"
-
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 _LOOKS = (_constants.ASSERT, _constants.ASSERT_NOT)
-
-
-def register() -> list[str]:
-    """Register the hook with SGLang's HookRegistry and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(LENGTH, span, HookType.AFTER)
-    return [LENGTH]
 
 
 def span(tokens: int, pattern: str) -> int:

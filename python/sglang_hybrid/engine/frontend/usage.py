@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PREFIX = "miss_"
-WHOLE = "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage"
-STREAMED = "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage"
-OUTPUT = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
 
 
 class Cached(int):
@@ -22,11 +19,10 @@ class Cached(int):
     misses: Mapping[str, int]
 
 
-def register() -> list[str]:
-    """Open the response models, register the hooks with SGLang's HookRegistry and return their targets."""
+def open_models() -> None:
+    """Let SGLang's response models keep our field."""
     from pydantic import BaseModel
     from sglang.srt.entrypoints.openai import protocol
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     protocol.PromptTokensDetails.model_config["extra"] = "allow"
     protocol.PromptTokensDetails.model_rebuild(force=True)
@@ -35,10 +31,6 @@ def register() -> list[str]:
             kinds = [str(field.annotation) for field in model.model_fields.values()]
             if any("UsageInfo" in kind or "PromptTokensDetails" in kind for kind in kinds):
                 model.model_rebuild(force=True)
-    HookRegistry.register(WHOLE, explain, HookType.AFTER)
-    HookRegistry.register(OUTPUT, carry, HookType.BEFORE)
-    HookRegistry.register(STREAMED, explain_stream, HookType.AFTER)
-    return [WHOLE, OUTPUT, STREAMED]
 
 
 def explain(

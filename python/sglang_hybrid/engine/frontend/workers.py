@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-LEAVE = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
 KEY = "sglang_hybrid_hooks"
 """Where the passport lies in the scheduler's information that each worker gets; afterwards, the number of hooks."""
 
@@ -26,19 +25,11 @@ class Passport:
         return enter, ()
 
 
-def register() -> list[str]:
-    """Register the hook in the process that leaves the arguments and return its target."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(LEAVE, leave, HookType.BEFORE)
-    return [LEAVE]
-
-
 def leave(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Prove the hooks of this process, then send the passport along with the arguments."""
-    from sglang_hybrid.engine import backend
+    from sglang_hybrid.engine.surface import registration
 
-    backend.verify_hooks()
+    registration.verify()
     return (port_args, server_args, {**scheduler_info, KEY: Passport()}), {}
 
 
@@ -49,9 +40,9 @@ def enter() -> int:
     """
     from sglang.srt.plugins import load_plugins
 
-    from sglang_hybrid.engine import backend
+    from sglang_hybrid.engine.surface import registration
 
     load_plugins()
-    proved = backend.verify_hooks()
+    proved = registration.verify()
     logger.info("sglang-hybrid is active in HTTP worker %d: %d hooks", os.getpid(), proved)
     return proved

@@ -13,61 +13,18 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import hooks as cache_hooks
 from sglang_hybrid.engine.pools import arena as arenas
-from sglang_hybrid.engine.pools import sizes
+from sglang_hybrid.engine.surface import registration
 
 logger = logging.getLogger(__name__)
-
-_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
-
-BUILD = _CONFIGURATOR + "configure"
-SIZES = _CONFIGURATOR + "_handle_max_mamba_cache"
-RATIO = _CONFIGURATOR + "_calculate_mamba_ratio"
-CHUNK = "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req"
-IDLE = "sglang.srt.managers.scheduler.Scheduler.on_idle"
-RELEASE = _UPDATER + "release_memory_occupation"
-RESUME = _UPDATER + "resume_memory_occupation"
 
 _KV_TAG = "kv_cache"
 _SETTLE_EVERY_S = 0.2
 _DOZE_S = 0.01
 
 
-def register() -> list[str]:
-    """Register the hooks with SGLang's HookRegistry and return their targets; none for static memory."""
-    config = HybridConfig.from_environment()
-    if config.memory != "elastic":
-        return []
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    def size_pools(_: Callable[..., float], configurator: Any, rest_gib: float) -> float:
-        return sizes.size_pools(config, configurator, rest_gib)
-
-    around = {
-        BUILD: build,
-        SIZES: size_pools,
-        RATIO: sizes.request_states,
-        CHUNK: continue_chunk,
-        RELEASE: release,
-        RESUME: resume,
-    }
-    for target, hook in around.items():
-        HookRegistry.register(target, hook, HookType.AROUND)
-    HookRegistry.register(cache_hooks.PREPARE, passed, HookType.AFTER)
-    HookRegistry.register(IDLE, idle, HookType.BEFORE)
-    return [*around, cache_hooks.PREPARE, IDLE]
-
-
 def build(original: Callable[..., Any], configurator: Any, *args: Any, **kwargs: Any) -> Any:
     """SGLang builds its pools: let it find our classes under the names it uses."""
-    from sglang.srt.mem_cache import kv_cache_configurator as module
-
-    from sglang_hybrid.engine.pools import allocators, kv, states
-
-    module.HybridReqToTokenPool = states.ElasticRequestPool
-    module.MHATokenToKVPool = kv.ElasticKV
-    module.TokenToKVPoolAllocator = allocators.ElasticTokens
-    module.PagedTokenToKVPoolAllocator = allocators.ElasticPages
+    registration.replace("elastic")
     return original(configurator, *args, **kwargs)
 
 

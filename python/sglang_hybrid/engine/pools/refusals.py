@@ -9,15 +9,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat, slots
 from sglang_hybrid.engine.preflight import Model
+from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import Kinds, choose
-
-DOORS = (
-    "sglang.srt.mem_cache.prefill_budget:PrefillBudget",
-    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.check_decode_capacity",
-    "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache",
-    "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.release_memory_occupation",
-)
-"""What elastic memory builds on beside compat.DOORS; 0.5.17 lacks some of it."""
 
 _SIZES = {
     "max_total_tokens": "--max-total-tokens",
@@ -57,7 +50,7 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         raise _refusal("only forecast prices KV and states in one currency", f"--hybrid-eviction {config.eviction}")
     if compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"it was run with SGLang {compat.PRIMARY} only", compat.engine_version())
-    if missing := compat.missing_doors(DOORS):
+    if missing := surface.missing(surface.required(compat.engine_version(), "elastic")):
         raise _refusal(f"SGLang {compat.engine_version()} lacks what it builds on", ", ".join(missing))
     _check_flags(namespace, rest)
     spec = model.spec

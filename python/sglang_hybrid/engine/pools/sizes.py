@@ -33,14 +33,16 @@ def request_states(original: Callable[..., int], configurator: Any, *args: Any, 
     return 2 if get_schedule().disable_overlap_schedule else 3
 
 
-def size_pools(config: HybridConfig, configurator: Any, total_rest_gib: float) -> float:
-    """Create the arena; tell SGLang how many states there may be, and return GiB for the tokens there may be.
+def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float) -> float:
+    """AROUND hook of KVCacheConfigurator._handle_max_mamba_cache.
+
+    Create the arena, tell SGLang how many states there may be, and return GiB for the tokens there may be.
 
     `total_rest_gib` is the memory SGLang found for both kinds, taken on a GPU; on a CPU the budget is configured.
     """
     from sglang.srt.runtime_context import get_context
 
-    device = torch.device(configurator.device)
+    config, device = HybridConfig.from_environment(), torch.device(configurator.device)
     budget_bytes = config.cpu_memory_bytes if device.type == "cpu" else int(total_rest_gib * (1 << 30))
     if device.type != "cpu":
         logger.warning("elastic memory was not run on a GPU before; --hybrid-memory static is what was")

@@ -9,27 +9,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.engine.tree import Tree
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import components, core
-from tests.engine.tree import Tree
+from sglang_hybrid.engine.cache import components
+from sglang_hybrid.engine.cache.components import AHEAD
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("ignore::Warning:sglang"),
-    pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="other versions keep their walks"),
+    pytest.mark.skipif(compat.engine_version() == "0.5.17", reason="a cache of this version cannot choose its core"),
 ]
 
 
 def pair(eviction: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
     """A tree with our core and one with SGLang's, which does not evict ahead."""
     monkeypatch.setattr(components, "AHEAD", 1 << 30)
-    ours = Tree(eviction, **sizes)
-    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
-    monkeypatch.setattr(core, "choose", lambda params: None)
-    theirs = Tree(eviction, **sizes)
-    assert [type(tree.core).__name__ for tree in (ours, theirs)] == ["ShortWalks", "UnifiedTreeCore"]
-    return [ours, theirs]
+    trees = [Tree(eviction, **sizes), Tree(eviction, core="python", **sizes)]
+    assert [type(tree.core).__name__ for tree in trees] == ["BatchEviction", "UnifiedTreeCore"]
+    return trees
 
 
 def picture(tree: Tree) -> dict[str, Any]:
@@ -117,6 +115,7 @@ def end(tree: Tree, running: Running) -> None:
     release_kv_cache(req, tree.cache)
 
 
+@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="written as this version's scheduler calls")
 @pytest.mark.parametrize("eviction", ["forecast", "lru"])
 def test_whole_requests_leave_the_same_tree(eviction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that share, continue and overlap while KV and states are short."""
@@ -169,7 +168,7 @@ def test_inserting_matching_and_evicting_leave_the_same_tree(
             ours, theirs = (tree.found(tree.key(tokens)) for tree in trees)
             for name in ("mamba_branching_seqlen", "full_kv_hit_length", "host_hit_length", "mamba_host_hit_length"):
                 assert getattr(ours, name) == getattr(theirs, name), name
-            assert len(ours.device_indices) == len(theirs.device_indices)
+            assert len({tree.match(tokens)[0] for tree in trees}) == 1
         elif what < 0.75 and len(held) < 4:
             nodes = [tree.match(tokens)[1] for tree in trees]
             receipts = [tree.cache.inc_lock_ref(node) for tree, node in zip(trees, nodes, strict=True)]
@@ -186,3 +185,29 @@ def test_inserting_matching_and_evicting_leave_the_same_tree(
         if not held:
             for tree in trees:
                 tree.cache.sanity_check()
+
+
+@pytest.mark.parametrize(("eviction", "spare"), [("forecast", 1024 // AHEAD), ("lru", 0)])
+def test_an_eviction_frees_a_little_ahead(eviction: str, spare: int) -> None:
+    """As long as the order is ours; leaves of eight tokens each."""
+    tree = Tree(eviction, tokens=1024, states=200)
+    for number in range(100):
+        tree.clock.advance(1.0)
+        assert tree.insert([1000 + number] * 8)
+    free = tree.slots.available_size()
+    tree.evict(8, 0)
+    assert tree.slots.available_size() == free + (8 if not spare else 16)
+    tree.check()
+
+
+def test_nothing_is_evicted_ahead_where_kinds_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortage may end before everything that was asked for is evicted, so victims go one by one."""
+    tree = Tree("forecast", tokens=1024, states=200)
+    monkeypatch.setattr(tree.slots, "mamba_full_cache_donor", lambda: object())
+    for number in range(100):
+        tree.clock.advance(1.0)
+        assert tree.insert([1000 + number] * 8)
+    free = tree.slots.available_size()
+    tree.evict(8, 0)
+    assert tree.slots.available_size() == free + 8
+    tree.check()

@@ -1,0 +1,8 @@
+"""Everything this package uses of SGLang: what it imports, extends and reaches (`uses`), hooks and replaces (`hooks`).
+
+The lists to go through for another version of SGLang. `check` says what a version lacks, `registration` registers the
+hooks; `tests/unit/engine/test_surface.py` fails for what the code uses without a row, and for a row that nobody uses.
+
+Targets are 'module:attribute', modules of SGLang without its name in front. Owners are modules of `engine`, or the
+launcher and the benchmark client. `when` is what has to be asked for: "cpu", "elastic", or "" for always.
+"""

@@ -1,0 +1,259 @@
+"""Which of SGLang's functions are hooked, and which names in its modules get another value."""
+
+from __future__ import annotations
+
+from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook, Replaced
+
+_OPS = "kernels.ops."
+_SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
+_ATTENTION = "srt.layers.attention."
+_PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
+_ARGUMENTS = "srt.arg_groups.mamba_hook:"
+_GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
+_RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
+_STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
+_CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
+_UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
+_USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
+_TOKENIZER = "srt.managers.tokenizer_manager:"
+_OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
+
+HOOKS: tuple[Hook, ...] = (
+    # Where SGLang launches a compiled or Triton kernel whatever the device is.
+    Hook(
+        _OPS + "attention.fla.fused_norm_gate:FusedRMSNormGated.forward",
+        "REPLACE",
+        "cpu.norm:fused_rms_norm_gated_forward",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook(_OPS + "attention.fla.layernorm_gated:rms_norm_gated", "REPLACE", "cpu.norm:rms_norm_gated", SCHEDULER, "cpu"),
+    Hook(
+        _OPS + "elementwise.elementwise:fused_gate_sigmoid_mul_add",
+        "REPLACE",
+        "cpu.fused:fused_gate_sigmoid_mul_add",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook(
+        _OPS + "mamba.triton_ops.ssd_combined:mamba_chunk_scan_combined",
+        "REPLACE",
+        "cpu.mamba2:mamba_chunk_scan_combined",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook(
+        _OPS + "mamba.triton_ops.ssu_dispatch:selective_state_update",
+        "REPLACE",
+        "cpu.mamba2:selective_state_update",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook(_SCATTER + "track_mamba_states_if_needed", "REPLACE", "cpu.checkpoint:track_states", SCHEDULER, "cpu"),
+    Hook(
+        _SCATTER + "track_mamba_states_all_layers",
+        "REPLACE",
+        "cpu.checkpoint:track_states_all_layers",
+        SCHEDULER,
+        "cpu",
+    ),
+    # Where SGLang asks whether the platform can checkpoint: in a method, in a function, in one for the platform alone.
+    Hook(
+        _ARGUMENTS + "_platform_supports_mamba_cache_extra_buffer",
+        "REPLACE",
+        "cpu.extra_buffer:platform_supports_extra_buffer",
+        EVERY,
+        "cpu",
+        since="0.5.22",
+    ),
+    Hook(
+        _ARGUMENTS + "validate_mamba_extra_buffer",
+        "REPLACE",
+        "cpu.extra_buffer:validate",
+        EVERY,
+        "cpu",
+        since="0.5.19",
+        before="0.5.22",
+    ),
+    Hook(
+        "srt.server_args:ServerArgs._validate_mamba_extra_buffer",
+        "REPLACE",
+        "cpu.extra_buffer:validate_method",
+        EVERY,
+        "cpu",
+        before="0.5.19",
+    ),
+    Hook(
+        "srt.mem_cache.pool_host.common:_cuda_host_register",
+        "REPLACE",
+        "cpu.host_tier:without_registration",
+        SCHEDULER,
+        "cpu",
+        since="0.5.21",
+    ),
+    Hook(
+        _ATTENTION + "torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_extend",
+        "AROUND",
+        "cpu.attention:extend",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook(_PAGES + "alloc_extend", "AROUND", "cpu.pages:alloc_extend", SCHEDULER, "cpu"),
+    Hook(_PAGES + "alloc_decode", "AROUND", "cpu.pages:alloc_decode", SCHEDULER, "cpu"),
+    Hook(
+        "srt.managers.schedule_batch:ScheduleBatch.prepare_for_decode",
+        "AROUND",
+        "cpu.pinning:without_pinning",
+        SCHEDULER,
+        "cpu",
+    ),
+    # SGLang 0.5.22 corrected itself.
+    Hook(
+        _GRANITE + "MambaDecoderLayer.forward",
+        "AFTER",
+        "cpu.granite:drop_added_residual",
+        SCHEDULER,
+        "cpu",
+        before="0.5.22",
+    ),
+    Hook(
+        _GRANITE + "AttentionDecoderLayer.forward",
+        "AFTER",
+        "cpu.granite:drop_added_residual",
+        SCHEDULER,
+        "cpu",
+        before="0.5.22",
+    ),
+    # The cache.
+    Hook("srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "AFTER", "cache.hooks:plan", SCHEDULER),
+    Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
+    Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
+    Hook(
+        _ATTENTION + "hybrid_linear_attn_backend:MambaAttnBackendBase._forward_metadata",
+        "AFTER",
+        "cache.forward:extend",
+        SCHEDULER,
+    ),
+    Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
+    Hook(
+        "srt.mem_cache.allocator.mamba:MambaSlotAllocator.alloc_group_begin",
+        "AROUND",
+        "cache.hooks:set_aside",
+        SCHEDULER,
+    ),
+    Hook(_RECEIVER + "_pull_raw_reqs", "AFTER", "cache.clock:stamp", SCHEDULER),
+    Hook(_RECEIVER + "_split_work_and_control_reqs", "AFTER", "cache.clock:keep_with_work", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
+    Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
+    Hook(_ATTENTION + "linear.gdn_backend:GDNKernelDispatcher.extend", "AROUND", "cache.kernels:roll", SCHEDULER),
+    # Elastic memory.
+    Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),
+    Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "AROUND", "pools.sizes:size_pools", SCHEDULER, "elastic"),
+    Hook(_CONFIGURATOR + "_calculate_mamba_ratio", "AROUND", "pools.sizes:request_states", SCHEDULER, "elastic"),
+    Hook(
+        "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
+        "AROUND",
+        "pools.hooks:continue_chunk",
+        SCHEDULER,
+        "elastic",
+    ),
+    Hook(_UPDATER + "release_memory_occupation", "AROUND", "pools.hooks:release", SCHEDULER, "elastic"),
+    Hook(_UPDATER + "resume_memory_occupation", "AROUND", "pools.hooks:resume", SCHEDULER, "elastic"),
+    Hook(
+        "srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend",
+        "AFTER",
+        "pools.hooks:passed",
+        SCHEDULER,
+        "elastic",
+    ),
+    Hook("srt.managers.scheduler:Scheduler.on_idle", "BEFORE", "pools.hooks:idle", SCHEDULER, "elastic"),
+    # What clients may ask, and are told.
+    Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
+    Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),
+    Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
+    Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    Hook(
+        "srt.entrypoints.openai.serving_chat:OpenAIServingChat._apply_jinja_template",
+        "AROUND",
+        "frontend.endpoints:render",
+        HTTP,
+        required=False,
+    ),
+    Hook(
+        "srt.entrypoints.openai.serving_tokenize:OpenAIServingDetokenize._convert_to_internal_request",
+        "BEFORE",
+        "frontend.endpoints:detokenize",
+        HTTP,
+        required=False,
+    ),
+    Hook(_OLLAMA + "handle_chat", "BEFORE", "frontend.endpoints:require_messages", HTTP, required=False),
+    Hook(
+        "srt.entrypoints.anthropic.serving:AnthropicServing.handle_count_tokens",
+        "AROUND",
+        "frontend.endpoints:count_tokens",
+        HTTP,
+        required=False,
+    ),
+    Hook(_OLLAMA + "_stream_chat_response", "AROUND", "frontend.endpoints:ollama_stream", HTTP, required=False),
+    Hook(_OLLAMA + "_stream_generate_response", "AROUND", "frontend.endpoints:ollama_stream", HTTP, required=False),
+    Hook(
+        "fastapi.dependencies.utils:request_body_to_args",
+        "AROUND",
+        "frontend.endpoints:read_body",
+        HTTP,
+        required=False,
+    ),
+    Hook("fastapi.routing:run_endpoint_function", "AROUND", "frontend.endpoints:call", HTTP, required=False),
+    Hook(
+        "srt.constrained.base_grammar_backend:BaseGrammarBackend.set_cache",
+        "AFTER",
+        "frontend.grammars:keep",
+        SCHEDULER,
+    ),
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.idle:hold", SCHEDULER),
+    Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
+    Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
+    Hook("srt.sampling.sampling_params:get_max_seq_length", "AFTER", "frontend.stop_patterns:span", HTTP),
+    Hook(_USAGE + "calculate_response_usage", "AFTER", "frontend.usage:explain", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._handle_batch_output", "BEFORE", "frontend.usage:carry", HTTP),
+    Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
+    Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
+)
+"""In the order in which they run where two have one target."""
+
+_MIXER = "srt.layers.attention.mamba.mamba:"
+HOST_POOLS = "srt.mem_cache.pool_host."
+"""HiCache's pools in host memory; 0.5.17 has them elsewhere."""
+_BUILDER = "srt.mem_cache.kv_cache_configurator:"
+
+REPLACED: tuple[Replaced, ...] = (
+    # The Mamba-2 mixer calls them but imports them on other platforms only; there is nothing to hook until they exist.
+    Replaced(_MIXER + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu", absent=True),
+    Replaced(_MIXER + "causal_conv1d_fn_triton", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu", absent=True),
+    Replaced(_MIXER + "causal_conv1d_update", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu", absent=True),
+    Replaced(
+        _MIXER + "causal_conv1d_update_triton", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu", absent=True
+    ),
+    # So do HiCache's pools in host memory.
+    *(
+        Replaced(f"{HOST_POOLS}{pool}:{name}", f"cpu.host_tier:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
+        for pool in ("mha", "mamba")
+        for name, ours in (
+            ("transfer_kv_per_layer_direct_pf_lf", "load_layer"),
+            ("transfer_kv_all_layer_direct_lf_pf", "back_up_layers"),
+        )
+    ),
+    Replaced(
+        HOST_POOLS + "base:HICACHE_HOST_MEMORY_RESERVE_BYTES",
+        "cpu.host_tier:RESERVE_BYTES",
+        SCHEDULER,
+        "cpu",
+        since="0.5.21",
+    ),
+    # The classes of which SGLang builds its pools; replaced when it begins to.
+    Replaced(_BUILDER + "HybridReqToTokenPool", "pools.states:ElasticRequestPool", SCHEDULER, "elastic"),
+    Replaced(_BUILDER + "MHATokenToKVPool", "pools.kv:ElasticKV", SCHEDULER, "elastic"),
+    Replaced(_BUILDER + "TokenToKVPoolAllocator", "pools.allocators:ElasticTokens", SCHEDULER, "elastic"),
+    Replaced(_BUILDER + "PagedTokenToKVPoolAllocator", "pools.allocators:ElasticPages", SCHEDULER, "elastic"),
+)

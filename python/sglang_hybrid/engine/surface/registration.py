@@ -1,0 +1,67 @@
+"""Registers every hook with SGLang, and proves that each is in place: SGLang only logs one that failed."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_hybrid.core.errors import IncompatibleEngine
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.surface.check import exists
+from sglang_hybrid.engine.surface.hooks import HOOKS, REPLACED
+from sglang_hybrid.engine.surface.rows import full_name
+
+logger = logging.getLogger(__name__)
+
+_required: list[str] = []
+
+
+def register(features: Iterable[str]) -> list[str]:
+    """Register the hooks of all rows whose `when` is one of `features`; returns the targets that `verify` asks for."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    version, asked = compat.engine_version(), set(features)
+    targets = []
+    for hook in HOOKS:
+        if hook.when not in asked or not hook.holds(version):
+            continue
+        target = full_name(hook.target).replace(":", ".")
+        if not hook.required and not exists(hook.target):
+            logger.warning("%s is gone: some mistakes of clients are answered with 500", target)
+            continue
+        HookRegistry.register(target, _ours(hook.function), HookType[hook.how])
+        if hook.required:
+            targets.append(target)
+    _required.extend(targets)
+    return targets
+
+
+def replace(feature: str) -> None:
+    """Give the names of all rows of `feature` our values."""
+    version = compat.engine_version()
+    for row in REPLACED:
+        if row.when == feature and row.holds(version):
+            module, _, name = full_name(row.target).partition(":")
+            holder = importlib.import_module(module)
+            if not (row.absent and hasattr(holder, name)):
+                setattr(holder, name, _ours(row.value))
+
+
+def verify() -> int:
+    """Number of required hooks; raises IncompatibleEngine unless every one is in place."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    missing = [target for target in _required if target not in HookRegistry._patched]
+    if missing or not _required:
+        raise IncompatibleEngine(
+            f"SGLang {compat.engine_version()} did not accept a hook this server cannot be right without; "
+            f"install sglang=={compat.PRIMARY}: {', '.join(missing) or 'no plugin was loaded'}"
+        )
+    return len(_required)
+
+
+def _ours(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"sglang_hybrid.engine.{module}"), attribute)
