@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.decisions import Decisions, Pool
 from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.serving import Decisions, Pool
 
 _BACKLOG = 1024  # nodes that wait for another pool to be asked
 _FEW = 8  # of them are priced at once
