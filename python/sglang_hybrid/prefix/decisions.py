@@ -219,7 +219,7 @@ class Decisions:
         now = request.arrived_s
         if any(mark is held for _, mark in request.earlier):
             self.history.restart(held, now)
-        elif held.last_s < now:
+        elif held.stage < 0 and held.last_s < now:  # the history does not know it any more, or never did
             held.use(now)
             held.reuse_class = self.history.class_of(held)
 
