@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.candidates import Candidate
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.serving import Pool
 
 HOST = {Pool.STATES: Pool.HOST_STATES, Pool.KV: Pool.HOST_KV}
