@@ -1,4 +1,4 @@
-"""Random requests that run side by side in a simulated server: its account after every step, and that all are served."""
+"""Random requests side by side in a simulated server: its account after every step, and at the end."""
 
 import pytest
 from hypothesis import settings

@@ -33,8 +33,8 @@ class Request:
 
     __slots__ = (
         "arrived_s", "boundaries", "branch", "cached_tokens", "earlier", "ended", "id", "in_flight_tokens",
-        "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions", "prompt_tokens",
-        "refused_tokens", "seen_tokens", "shadow", "tip",
+        "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions",
+        "prompt_tokens", "refused_tokens", "seen_tokens", "shadow", "tip",
     )  # fmt: skip
 
     def __init__(

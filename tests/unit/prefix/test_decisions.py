@@ -271,7 +271,7 @@ def test_a_full_disk_is_told_at_the_start_and_later_ends_the_log_alone(
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown policy"):
         Decisions(SPEC, "fifo")
-    with pytest.raises(ConfigError, match="as marconi:0.5"):
+    with pytest.raises(ConfigError, match=r"as marconi:0\.5"):
         Decisions(SPEC, "marconi:much")
     with pytest.raises(ConfigError, match="0 or more"):
         Decisions(SPEC, "marconi:-1")

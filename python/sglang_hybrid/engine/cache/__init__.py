@@ -9,7 +9,7 @@
 | HiCache's host tier ages                  | by the same score; no restore without slots | ../hicache                |
 | a miss is a number                        | a miss has a reason                         | metrics.py                |
 
-The tree decides, the cache executes: `prefix.serving.Decisions` is pure, `driver.Driver` asks it and applies what it
+The tree decides, the cache executes: `prefix.decisions.Decisions` is pure, `driver.Driver` asks it and applies what it
 says, `build.build` assembles both into a `radix_cache.MambaRadixCache`. The components are SGLang's own, subclassed:
 HiCache, sessions and paging stay SGLang's.
 """
