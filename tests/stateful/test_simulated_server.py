@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES, served
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)

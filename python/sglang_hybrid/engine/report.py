@@ -9,8 +9,9 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
-from sglang_hybrid.engine import compat, slots
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.hooks import driver_of
+from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.prefix import policies
 
 

@@ -2,9 +2,9 @@
 
 from mypy_extensions import mypyc_attr
 
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 NO_LIMIT = 1 << 62
 

@@ -12,10 +12,10 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.admission import reachable
 from sglang_hybrid.prefix.decisions import Decisions, Pool
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.tree_cache import TreeCache
 
 SLOTS_PER_PASS = 3

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.misses import REASONS, attribute
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 
 counts = st.integers(0, 400)
 

@@ -6,7 +6,7 @@
 | states and KV leave by two orders of age  | by one score, O(log n) a victim             | victims.py, components.py |
 | memory is freed victim by victim          | in one step, a little ahead                 | tree_core.py              |
 | an assertion where states run out         | no checkpoint, a miss, a later admission    | components.py, hooks.py   |
-| HiCache's host tier ages                  | by the same score; no restore without slots | tiers.py, tiered.py       |
+| HiCache's host tier ages                  | by the same score; no restore without slots | ../hicache                |
 | a miss is a number                        | a miss has a reason                         | metrics.py                |
 
 The tree decides, the cache executes: `prefix.decisions.Decisions` is pure, `driver.Driver` asks it and applies what it

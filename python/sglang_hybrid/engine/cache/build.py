@@ -13,8 +13,8 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock, forward, hooks, kernels, metrics
 from sglang_hybrid.engine.cache.driver import Driver
-from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
 from sglang_hybrid.engine.cache.victims import Victims
+from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog

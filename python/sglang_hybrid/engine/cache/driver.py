@@ -15,14 +15,14 @@ from sglang_hybrid.engine.cache.boundaries import first_message, named
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.metrics import Summary
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
-from sglang_hybrid.engine.cache.tiers import HostTier
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
+from sglang_hybrid.engine.hicache.tier import HostTier
 from sglang_hybrid.prefix.admission import reachable
 from sglang_hybrid.prefix.decisions import Decisions, Pool
-from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tree.mark import Mark
 
 logger = logging.getLogger(__name__)
 

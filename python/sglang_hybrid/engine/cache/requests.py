@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tree.mark import Mark
 
 _ATTRIBUTE = "sglang_hybrid"
 

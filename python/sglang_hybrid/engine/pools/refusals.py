@@ -7,8 +7,9 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat, slots
-from sglang_hybrid.engine.preflight import Model
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import Kinds, choose
 from sglang_hybrid.prefix import policies
