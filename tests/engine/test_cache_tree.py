@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sglang_hybrid.prefix.eviction.candidates import Candidates
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.requests import Tracked
-from sglang_hybrid.prefix.decisions import Pool
-from sglang_hybrid.prefix.eviction.candidates import Candidates
 from sglang_hybrid.prefix.tree.mark import Kind
-from tests.engine.tree import Tree
+from tests.engine.tree import Tree, scores
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 
@@ -29,9 +28,9 @@ def sequences(rng: random.Random, page: int) -> list[int]:
 
 
 @pytest.mark.parametrize("page", [1, 64])
-@pytest.mark.parametrize("eviction", ["forecast", "marconi", "lru"])
-def test_random_steps_leave_tree_pools_and_indices_consistent(eviction: str, page: int) -> None:
-    rng, tree = random.Random(page), Tree(eviction, tokens=4096 if page > 1 else 1024, states=12, page_size=page)
+@pytest.mark.parametrize("policy", ["forecast", "marconi-online", "lru"])
+def test_random_steps_leave_tree_pools_and_indices_consistent(policy: str, page: int) -> None:
+    rng, tree = random.Random(page), Tree(policy, tokens=4096 if page > 1 else 1024, states=12, page_size=page)
     locks = []
     for step in range(400):
         tree.clock.advance(rng.choice((0.0, 0.5, 30.0)))
@@ -59,10 +58,10 @@ def test_random_steps_leave_tree_pools_and_indices_consistent(eviction: str, pag
     assert tree.driver.counts["states_evicted"] > 20, "nothing was evicted, so nothing was tested"
 
 
-@pytest.mark.parametrize("eviction", ["forecast", "marconi"])
-def test_the_victim_is_the_lowest_score_of_all(eviction: str) -> None:
+@pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
+def test_the_victim_is_the_lowest_score_of_all(policy: str) -> None:
     """The indices are fed only what changed; their victim equals scoring every candidate of the tree anew."""
-    rng, tree = random.Random(1), Tree(eviction, tokens=2048, states=16)
+    rng, tree = random.Random(1), Tree(policy, tokens=2048, states=16)
     assert tree.driver is not None
     victims, decisions, core = tree.driver.victims, tree.driver.decisions, tree.core
     compared = 0
@@ -70,17 +69,17 @@ def test_the_victim_is_the_lowest_score_of_all(eviction: str) -> None:
         tree.clock.advance(rng.uniform(0, 20))
         tree.insert(sequences(rng, 1))
         victims.sync(core)
-        for pool in Pool:
+        for pool in victims._known:
             nodes = [core._node_arena[i] for i in victims._known[pool]]
             if len(nodes) < 2:
                 continue
             batch = Candidates.of(victims.price(core, pool, node) for node in nodes)
-            scores = decisions.policy(pool).scores(batch, tree.clock.now())
+            expected = scores(decisions, pool, batch, tree.clock.now())
             chosen = victims.next(core, pool, tree.clock.now(), set())
             assert chosen is not None
             victims.touch(chosen)  # it stays
-            mine = scores[[node.id for node in nodes].index(chosen.id)]
-            assert mine <= np.min(scores) * (1 + 1e-9) + 1e-300
+            mine = expected[[node.id for node in nodes].index(chosen.id)]
+            assert mine <= np.min(expected) * (1 + 1e-9) + 1e-300
             compared += 1
     assert compared > 300
 
@@ -96,7 +95,7 @@ def test_everything_can_be_freed() -> None:
 
 @pytest.mark.parametrize("core", ["rust", "python"])
 def test_lru_is_stock(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: with recency, every match and every eviction is that of SGLang's own components, on either core."""
+    """The control: with recency, every match and every policy is that of SGLang's own components, on either core."""
     if core == "rust" and compat.engine_version() == "0.5.17":
         pytest.skip("this version has one core")
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", core)
@@ -125,15 +124,15 @@ def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
     def asks(name: str, prompt: list[int], start: int) -> Tracked:
         tree.clock.advance(1.0)
         record = Tracked(matched=tree.match(prompt)[1])
-        record.arrival = driver.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
-        driver._use(record, record.arrival, start)
+        record.request = driver.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
+        driver._use(record, record.request)
         return record
 
     def saves(record: Tracked, tokens: list[int]) -> Any:
         tree.insert(tokens)
         node = tree.core._node_arena[tree.match(tokens)[1]]
-        assert record.arrival is not None
-        driver.saved(node, record.arrival.tip, record)
+        assert record.request is not None
+        driver.saved(node, record.request.tip, record)
         return node
 
     first = asks("first", prompts[0], 0)
@@ -167,8 +166,8 @@ def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(p
         driver._arrive(req, record, start)
         tree.insert(prompt)
         node = tree.core._node_arena[tree.match(prompt)[1]]
-        assert record.arrival is not None
-        driver.saved(node, record.arrival.tip, record)
+        assert record.request is not None
+        driver.saved(node, record.request.tip, record)
         driver.decisions.computed(name)
         return node
 

@@ -22,10 +22,10 @@ pytestmark = [
 ]
 
 
-def pair(eviction: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
+def pair(policy: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
     """A tree with our core and one with SGLang's, which does not evict ahead."""
     monkeypatch.setattr(components, "AHEAD", 1 << 30)
-    trees = [Tree(eviction, **sizes), Tree(eviction, core="python", **sizes)]
+    trees = [Tree(policy, **sizes), Tree(policy, core="python", **sizes)]
     assert [type(tree.core).__name__ for tree in trees] == ["BatchEviction", "UnifiedTreeCore"]
     return trees
 
@@ -116,10 +116,10 @@ def end(tree: Tree, running: Running) -> None:
 
 
 @pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="written as this version's scheduler calls")
-@pytest.mark.parametrize("eviction", ["forecast", "lru"])
-def test_whole_requests_leave_the_same_tree(eviction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["forecast", "lru"])
+def test_whole_requests_leave_the_same_tree(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that share, continue and overlap while KV and states are short."""
-    trees, rng = pair(eviction, monkeypatch, tokens=1200, states=16), random.Random(7)
+    trees, rng = pair(policy, monkeypatch, tokens=1200, states=16), random.Random(7)
     said: list[list[int]] = [[rng.randrange(3, 40) for _ in range(60)] for _ in range(3)]
     running: list[tuple[Running, ...]] = []
     done = 0
@@ -150,11 +150,11 @@ def test_whole_requests_leave_the_same_tree(eviction: str, monkeypatch: pytest.M
     assert ours.counts == theirs.counts
 
 
-@pytest.mark.parametrize(("eviction", "page"), [("forecast", 1), ("lru", 1), ("marconi", 64)])
+@pytest.mark.parametrize(("policy", "page"), [("forecast", 1), ("lru", 1), ("marconi-online", 64)])
 def test_inserting_matching_and_evicting_leave_the_same_tree(
-    eviction: str, page: int, monkeypatch: pytest.MonkeyPatch
+    policy: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trees, rng = pair(eviction, monkeypatch, tokens=1024 * page, states=12, page_size=page), random.Random(8)
+    trees, rng = pair(policy, monkeypatch, tokens=1024 * page, states=12, page_size=page), random.Random(8)
     held: list[tuple[Any, ...]] = []
     for step in range(300):
         tokens = [token for _ in range(rng.randint(1, 7)) for token in [rng.randrange(2)] * 16 * page]
@@ -187,10 +187,10 @@ def test_inserting_matching_and_evicting_leave_the_same_tree(
                 tree.cache.sanity_check()
 
 
-@pytest.mark.parametrize(("eviction", "spare"), [("forecast", 1024 // AHEAD), ("lru", 0)])
-def test_an_eviction_frees_a_little_ahead(eviction: str, spare: int) -> None:
+@pytest.mark.parametrize(("policy", "spare"), [("forecast", 1024 // AHEAD), ("lru", 0)])
+def test_an_eviction_frees_a_little_ahead(policy: str, spare: int) -> None:
     """As long as the order is ours; leaves of eight tokens each."""
-    tree = Tree(eviction, tokens=1024, states=200)
+    tree = Tree(policy, tokens=1024, states=200)
     for number in range(100):
         tree.clock.advance(1.0)
         assert tree.insert([1000 + number] * 8)

@@ -56,14 +56,14 @@ def apply_cpu_hooks() -> None:
 
 
 class Tree:
-    """A cache with `tokens` of KV and `states`; `eviction` 'forecast' or 'marconi' is ours, None is stock.
+    """A cache with `tokens` of KV and `states`; of a served `policy`, None is stock.
 
     With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all). `core` names
     another of SGLang's tree cores than the one that would be chosen.
     """
 
     def __init__(
-        self, eviction: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
+        self, policy: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
         write_policy: str = "write_through", context: int = 0, core: str | None = None,
     ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
@@ -78,7 +78,7 @@ class Tree:
         from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
-        from sglang_hybrid.prefix.decisions import Decisions
+        from sglang_hybrid.prefix.decisions import Decisions, Pool
 
         extra = page_size > 1
         tier: dict[str, Any] = {}
@@ -114,19 +114,19 @@ class Tree:
             params.tree_core_backend = core
 
         def make_driver(cache: Any) -> Driver:
-            ours = eviction != "lru"
-            decisions = Decisions(
-                SPEC, "judicious", str(eviction) if ours else "forecast", grid=GRID if extra else 1,
-                guarded=ours and not host_ratio,
-            )  # fmt: skip
+            ours = policy != "lru"
+            decisions = Decisions(SPEC, str(policy), grid=GRID if extra else 1, guarded=not host_ratio)
+            pools = (Pool.STATES, Pool.KV, Pool.BYTES)
+            if host_ratio:
+                pools += (Pool.HOST_STATES, Pool.HOST_KV)
             watched = TieredVictims if host_ratio else Victims
-            victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours)
+            victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours, pools=pools)
             tier = HostTier(cache, TYPES["state"]) if host_ratio else None
             grid = GRID if extra else 1
             states = self.rows.mamba_allocator
             return Driver(cache, states, decisions, victims, self.clock.now, grid, GRID, scores=ours, tier=tier)
 
-        self.cache: Any = UnifiedRadixCache(params) if eviction is None else MambaRadixCache(params, make_driver)
+        self.cache: Any = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_driver)
         self.driver: Driver | None = getattr(self.cache, "driver", None)
         self.kv = kv.full_kv_pool
         if host_ratio:
@@ -195,3 +195,14 @@ class Tree:
         cache = self.cache
         states = cache.mamba_evictable_size() + cache.mamba_protected_size()
         return int(states), int(cache.full_evictable_size() + cache.full_protected_size())
+
+
+def scores(decisions: Any, pool: Any, batch: Any, now: float) -> Any:
+    """What the definition of the policy says of a batch of candidates of `pool`: the lowest leaves first."""
+    from sglang_hybrid.prefix.decisions import priced
+    from sglang_hybrid.prefix.eviction.forecast import Forecast
+    from sglang_hybrid.prefix.eviction.marconi import FlopAware
+
+    if decisions.policy.tuner:
+        return FlopAware(decisions.model, decisions.alpha).scores(batch, now)
+    return Forecast(priced(decisions.model, pool), decisions.table).scores(batch, now)

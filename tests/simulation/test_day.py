@@ -13,9 +13,9 @@ ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--c
     ("preset", "seed", "flags"),
     [
         ("gdn", 11, SMALL),
-        ("gdn", 12, (*SMALL, "--page-size", "64", "--hybrid-eviction", "marconi")),
+        ("gdn", 12, (*SMALL, "--page-size", "64", "--hybrid-policy", "marconi-online")),
         ("gdn", 13, (*SMALL, "--mamba-radix-cache-strategy", "no_buffer", "--enable-priority-scheduling")),
-        ("gdn", 14, (*SMALL, "--schedule-policy", "lpm", "--hybrid-eviction", "lru")),
+        ("gdn", 14, (*SMALL, "--schedule-policy", "lpm", "--hybrid-policy", "lru")),
         ("gdn", 15, ELASTIC),
         ("mamba2", 16, SMALL),
     ],

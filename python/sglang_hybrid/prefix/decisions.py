@@ -49,7 +49,7 @@ class Pool(Enum):
     __hash__ = object.__hash__  # Enum's own runs Python code, and every decision looks an index up
 
 
-def _priced(model: ModelSpec, pool: Pool) -> ModelSpec:
+def priced(model: ModelSpec, pool: Pool) -> ModelSpec:
     """`model` with the bytes of what is not in `pool` at zero."""
     if pool is Pool.BYTES:
         return model
@@ -89,7 +89,7 @@ class Decisions:
         self._orders: dict[Pool, VictimIndex] = {}
         self._indices: dict[Pool, VictimIndex] = {}
         for pool in Pool:
-            order = chosen.eviction(Pricing(_priced(model, pool), self.table, self._flop_aware))
+            order = chosen.eviction(Pricing(priced(model, pool), self.table, self._flop_aware))
             self._orders[pool] = order
             self._indices[pool] = order if self.guard is None else GuardedIndex(order, self.guard)
         self._latest = self._orders[Pool.STATES]  # whose victim left last

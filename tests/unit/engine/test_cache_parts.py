@@ -79,8 +79,8 @@ def test_requests_are_kept_apart_by_key_and_salt() -> None:
     ("setting", "value"),
     [
         ("admission", "all"),
-        ("eviction", "fifo"),
-        ("marconi_alpha", -0.5),
+        ("backend", "fifo"),
+        ("memory_idle_s", -0.5),
         ("request_log_mb", 0.0),
         ("request_log_tokens", "some"),
         ("log_interval_s", -1.0),

@@ -91,7 +91,7 @@ def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> 
     assert "it has no ratio" in refusal(settings, model, "--mamba-full-memory-ratio=0.5")
 
 
-@pytest.mark.parametrize(("key", "value"), [("backend", "stock"), ("eviction", "lru"), ("eviction", "marconi")])
+@pytest.mark.parametrize(("key", "value"), [("backend", "stock"), ("policy", "lru")])
 def test_it_needs_our_cache_and_its_prices(
     settings: dict[str, Any], model: preflight.Model, key: str, value: str
 ) -> None:

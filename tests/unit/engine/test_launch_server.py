@@ -54,8 +54,10 @@ def test_missing_model_argument(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"cpu_memory": 1}', "did you mean 'cpu_memory_gb': 'cpu_memory'"),
         ('{"cpu_memory_gb": "much"}', "must be of type float: 'much'"),
         ('{"cpu_memory_gb": -1}', "must be positive, for example 1.0: -1.0"),
-        ('{"eviction": "fifo"}', "must be one of forecast, marconi, lru: 'fifo'"),
-        ('{"marconi_alpha": .inf}', "marconi_alpha must be a finite number: inf"),
+        ('{"policy": "fifo"}', "unknown policy, choose one of forecast"),
+        ('{"policy": "gdsf"}', "the policy is the simulator's, serve one of forecast, recency, lru, marconi-online"),
+        ('{"policy": "marconi:.5.5"}', "as marconi:0.5: 'marconi:.5.5'"),
+        ('{"eviction": "lru"}', "the setting is called policy now"),
         ('{"request_log_mb": .nan}', "request_log_mb must be a finite number: nan"),
         ('{"cpu_threads": -2}', "must be 0 (automatic) or more: -2"),
         ('{"backend": "magic"}', "must be one of hybrid, stock: 'magic'"),
@@ -235,7 +237,7 @@ def test_slots_of_a_request_are_those_that_sglang_counts_on(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("given", "unlocked"),
-    [({}, True), ({"eviction": "marconi"}, True), ({"eviction": "lru"}, False), ({"backend": "stock"}, False)],
+    [({}, True), ({"policy": "marconi-online"}, True), ({"policy": "lru"}, False), ({"backend": "stock"}, False)],
 )
 def test_a_policy_may_evict_the_states_of_running_prompts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], unlocked: bool

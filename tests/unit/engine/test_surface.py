@@ -6,13 +6,13 @@ import importlib
 from collections import defaultdict
 
 import pytest
-import surface_scan as scan
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.surface import check
 from sglang_hybrid.engine.surface.hooks import HOOKS, REPLACED
 from sglang_hybrid.engine.surface.rows import ASSIGNED, IMPORT, NAME, PRIVATE, SUBCLASS, Use, full_name
 from sglang_hybrid.engine.surface.uses import USES
+from tests.unit.engine import surface_scan as scan
 
 NOT_SGLANG = {"_replace", "_actions"}
 """Of named tuples, and of argparse."""

@@ -16,7 +16,7 @@ from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.decisions import Decisions
+from sglang_hybrid.prefix.decisions import Decisions, Pool
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.seeds import read_prefixes
 
@@ -68,7 +68,12 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> 
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
     watched = TieredVictims if tiered(ctx) else Victims
-    victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores)
+    pools: tuple[Pool, ...] = (Pool.STATES, Pool.KV)
+    if tiered(ctx):
+        pools += (Pool.HOST_STATES, Pool.HOST_KV)
+    if config.memory == "elastic":
+        pools += (Pool.BYTES,)
+    victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores, pools=pools)
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
     return Driver(

@@ -18,18 +18,25 @@ class Victims:
     """The evictable nodes of one tree core.
 
     A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state, and `hybrid_end`, its
-    depth in tokens, which never changes. Without `watches` nothing is remembered: the order is SGLang's.
+    depth in tokens, which never changes. `pools` are those that victims are asked of. Without `watches` nothing is
+    remembered: the order is SGLang's.
     """
 
-    POOLS: tuple[Pool, ...] = (Pool.STATES, Pool.KV)
-
-    def __init__(self, decisions: Decisions, kv_type: Any, state_type: Any, watches: bool = True) -> None:
+    def __init__(
+        self,
+        decisions: Decisions,
+        kv_type: Any,
+        state_type: Any,
+        watches: bool = True,
+        pools: tuple[Pool, ...] = (Pool.STATES, Pool.KV),
+    ) -> None:
         self._watches = watches
         self._decisions = decisions
         self._kv, self._state = kv_type, state_type
         self._dirty: dict[int, Any] = {}
-        self._pending: dict[Pool, dict[int, Any]] = {pool: {} for pool in self.POOLS}
-        self._known: dict[Pool, set[int]] = {pool: set() for pool in Pool}
+        self._pending: dict[Pool, dict[int, Any]] = {pool: {} for pool in pools}
+        self._known: dict[Pool, set[int]] = {pool: set() for pool in pools}
+        self._chosen: Any = None
         self._root: Any = None
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)
         self._nobody.reuse_class = decisions.history.class_of(self._nobody)
@@ -94,6 +101,10 @@ class Victims:
 
     def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
         """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None and chosen.id not in tried and self.evictable(core, pool, chosen):
+            tried.add(chosen.id)
+            return chosen
         while True:
             self.sync(core, pool)
             node_id = self._decisions.victim(pool, now)
@@ -107,13 +118,16 @@ class Victims:
 
     def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
         """Whether `node` can leave `pool` now."""
-        return self.holds_free_state(node) if pool is Pool.STATES else node in core.evictable_device_leaves
+        if pool is not Pool.STATES and node in core.evictable_device_leaves:
+            return True
+        return pool is not Pool.KV and self.holds_free_state(node)
 
-    def head(self, core: Any, pool: Pool, now: float) -> Candidate | None:
-        """What would be evicted next from `pool`; it stays where it is."""
-        node = self.next(core, pool, now, set())
-        self.touch(node)
-        return None if node is None else self.price(core, pool, node)
+    def choose(self, core: Any, now: float) -> Any | None:
+        """What is worth least per byte, KV or state; `next` returns it to whichever pool is asked first then."""
+        self._chosen = None
+        self._chosen = node = self.next(core, Pool.BYTES, now, set())
+        self.touch(node)  # it may stay after all
+        return node
 
     def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
         """Slots of KV tokens and of states, node by node, that nobody reads."""

@@ -21,8 +21,6 @@ HOST = {Pool.STATES: Pool.HOST_STATES, Pool.KV: Pool.HOST_KV}
 class TieredVictims(Victims):
     """The evictable nodes of both tiers. A state in either of them is one that can be restarted from."""
 
-    POOLS = tuple(Pool)
-
     def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
         """Whether `node` can leave `pool` now. In host memory, only what is not on the device as well does."""
         if pool not in HOST.values():

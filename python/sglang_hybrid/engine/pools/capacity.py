@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from sglang_hybrid.core.errors import HybridError
@@ -19,14 +18,10 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import nobody_runs
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.memory.sizing import KV, STATE
-from sglang_hybrid.prefix.decisions import Pool
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
-from sglang_hybrid.prefix.eviction.forecast import Forecast
 
 logger = logging.getLogger(__name__)
 
 _EVERYTHING = 1 << 40
-_POOLS = {KV: Pool.KV, STATE: Pool.STATES}
 CHECKPOINTS = 2
 """States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
 
@@ -44,7 +39,7 @@ class Capacity:
         self.promised = {KV: 0, STATE: 0}
         self._adder: Any = None
         self._parked = False  # whether a chunk waits in this pass
-        self._value = Forecast(spec, driver.decisions.policy(Pool.KV).table)
+        self._spec = spec
 
     def begin_pass(self) -> None:
         """Nothing is admitted yet."""
@@ -228,37 +223,32 @@ class Capacity:
 
     def _fit(self, wanted_bytes: int) -> None:
         """Tell the decisions that `wanted_bytes` have to leave the cache."""
-        (tokens, states), sizing, spec = self.driver.held(), self.arena.sizing, self._value.model
+        (tokens, states), sizing, spec = self.driver.held(), self.arena.sizing, self._spec
         held_bytes = tokens * sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes + states * sizing.state_slot_bytes
         stays = max(0.0, 1.0 - wanted_bytes / max(1, held_bytes))
         priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
         self.driver.decisions.fit(held_bytes=int(priced * stays))
 
     def _evict_one(self, kinds: tuple[str, ...]) -> int:
-        """Evict the next victim of one of `kinds`, whichever is worth less per byte it frees; bytes freed."""
+        """Evict what is worth least per byte among `kinds`; bytes freed, 0 if nothing can go."""
+        driver = self.driver
+        if len(kinds) == 2:
+            core = driver.cache.tree_core
+            node = driver.victims.choose(core, driver.now())
+            if node is not None:
+                kinds = (KV, STATE) if node in core.evictable_device_leaves else (STATE, KV)
+        return next((freed for kind in kinds if (freed := self._evict(kind))), 0)
+
+    def _evict(self, kind: str) -> int:
+        """Evict one victim of `kind`; bytes freed."""
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        driver, taken = self.driver, self._taken_bytes()
-        core, now = driver.cache.tree_core, driver.now()
-        heads = {kind: driver.victims.head(core, _POOLS[kind], now) for kind in kinds}
-        priced = [(name, head) for name, head in heads.items() if head is not None]
-        if len(priced) == 2:
-            scores = self._scores([head for _, head in priced], now)
-            priced = [priced[int(i)] for i in np.argsort(scores, kind="stable")]
-        for name in [*(name for name, _ in priced), *(name for name, head in heads.items() if head is None)]:
-            tokens, states = (1, 0) if name == KV else (0, 1)
-            driver.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
-            freed = taken - self._taken_bytes()
-            if freed > 0:
-                self.evicted[name] += 1
-                return freed
-        return 0
-
-    def _scores(self, heads: list[Candidate], now: float) -> Any:
-        """One score for each of `heads`, the lowest goes first."""
-        if self.driver.decisions.by_recency:
-            return [head.touch for head in heads]
-        return self._value.scores(Candidates.of(heads), now)
+        taken = self._taken_bytes()
+        tokens, states = (1, 0) if kind == KV else (0, 1)
+        self.driver.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
+        freed = taken - self._taken_bytes()
+        self.evicted[kind] += freed > 0
+        return freed
 
     def _taken_bytes(self) -> int:
         sizing, supplies = self.arena.sizing, self.arena.supplies
