@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sglang_hybrid.prefix.eviction.candidates import Candidates
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.requests import Tracked
+from sglang_hybrid.prefix.eviction.candidates import Candidates
 from sglang_hybrid.prefix.tree.mark import Kind
 from tests.engine.tree import Tree, scores
 
