@@ -30,12 +30,12 @@ from sglang_hybrid.prefix.cache import Learner, PrefixCache
 from benchmarks.provenance import head, write
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import FORM
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.history import History, Sighting
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
-from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History, Sighting
+from sglang_hybrid.prefix.reuse.table import ReuseTable
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.cache import open_cache
 
 MODEL = ModelSpec("unit", 1, 1000, 1.0, 0.0, context_tokens=4096)

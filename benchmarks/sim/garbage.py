@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.provenance import head, write
 from sglang_hybrid.prefix import FORM
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.history import History
-from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History
+from sglang_hybrid.prefix.reuse.table import ReuseTable
 
 SHARED_TOKENS, NEW_TOKENS = 60, 40
 

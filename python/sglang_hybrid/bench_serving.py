@@ -9,7 +9,8 @@ import sys
 def main() -> int:
     """Run SGLang's benchmark client with the process's arguments."""
     from sglang_hybrid.core.errors import ConfigError
-    from sglang_hybrid.engine import compat, platform
+    from sglang_hybrid.engine import compat
+    from sglang_hybrid.engine.launch import platform
     from sglang_hybrid.plugin import activate_platform
 
     if platform.cuda_devices() == 0:

@@ -72,7 +72,7 @@ def _spec(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    from sglang_hybrid.engine import doctor
+    from sglang_hybrid.engine.launch import doctor
     from sglang_hybrid.engine.pools import remote
 
     if arguments and (arguments[0] != "--url" or len(arguments) != 2):

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from sglang_hybrid.engine import flags
+    from sglang_hybrid.engine.launch import flags
 
     config, rest = flags.split(arguments)
     _enter_platform(rest, config)
@@ -54,7 +54,7 @@ def _serve(arguments: list[str]) -> int:
 
 def _enter_platform(rest: list[str], config: HybridConfig) -> None:
     """Choose CPU or GPU before SGLang is imported: it reads the environment at import."""
-    from sglang_hybrid.engine import cpu_profile, platform
+    from sglang_hybrid.engine.launch import cpu_profile, platform
 
     if platform.wants_cpu(rest):
         for name, value in cpu_profile.environment(config).items():
@@ -64,7 +64,7 @@ def _enter_platform(rest: list[str], config: HybridConfig) -> None:
 
 def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str]:
     """Check what was asked for and return SGLang's arguments with our defaults added where none was given."""
-    from sglang_hybrid.engine import arguments, preflight, slots
+    from sglang_hybrid.engine.launch import arguments, preflight, slots
 
     preflight.check_port(namespace.host, namespace.port)
     preflight.check_files(config, namespace)
@@ -107,7 +107,7 @@ def _refuse_a_port_taken_meanwhile() -> None:
     """
     import uvicorn
 
-    from sglang_hybrid.engine import preflight
+    from sglang_hybrid.engine.launch import preflight
 
     startup = uvicorn.Server.startup
 

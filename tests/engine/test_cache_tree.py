@@ -11,9 +11,9 @@ import pytest
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.requests import Tracked
-from sglang_hybrid.prefix.candidates import Candidates
 from sglang_hybrid.prefix.decisions import Pool
-from sglang_hybrid.prefix.mark import Kind
+from sglang_hybrid.prefix.eviction.candidates import Candidates
+from sglang_hybrid.prefix.tree.mark import Kind
 from tests.engine.tree import Tree
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]

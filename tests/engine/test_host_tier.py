@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_hybrid.prefix.candidates import Candidates
 from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.eviction.candidates import Candidates
 from sglang_hybrid.prefix.request_log import replay
 from tests.engine.prompts import prompts, words
 from tests.engine.restart import TieredTree

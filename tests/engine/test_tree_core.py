@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.engine.tree import Tree
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import components
 from sglang_hybrid.engine.cache.components import AHEAD
+from tests.engine.tree import Tree
 
 pytestmark = [
     pytest.mark.engine,

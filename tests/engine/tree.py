@@ -12,7 +12,7 @@ os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.cpu.host_tier import IO_BACKEND, LAYOUT
+from sglang_hybrid.engine.hicache.copies import IO_BACKEND, LAYOUT
 from sglang_hybrid.plugin import activate_platform
 
 activate_platform()
@@ -76,8 +76,8 @@ class Tree:
         from sglang_hybrid.engine.cache.components import TYPES
         from sglang_hybrid.engine.cache.driver import Driver
         from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
-        from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
         from sglang_hybrid.engine.cache.victims import Victims
+        from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
         from sglang_hybrid.prefix.decisions import Decisions
 
         extra = page_size > 1

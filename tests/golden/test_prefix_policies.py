@@ -10,7 +10,7 @@ import pytest
 
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.cache import open_cache
 
 MODEL = ModelSpec(

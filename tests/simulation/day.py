@@ -161,7 +161,7 @@ def prepare(plan: Plan, model: Path) -> tuple[Any, Any]:
     """SGLang's arguments and ports as the launcher makes them."""
     from sglang_hybrid import launch_server
     from sglang_hybrid.core.config import ENVIRONMENT_KEY
-    from sglang_hybrid.engine import flags
+    from sglang_hybrid.engine.launch import flags
 
     ranks = ("--tp", str(plan.ranks)) if plan.ranks > 1 else ()
     config, rest = flags.split(["--model-path", str(model), "--log-level", "error", *ranks, *plan.flags])

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.history import History, HistoryMatch
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History, HistoryMatch
+from sglang_hybrid.prefix.reuse.table import ReuseTable
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.cache import open_cache
 
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=40)

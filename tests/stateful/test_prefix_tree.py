@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import as_tokens
-from sglang_hybrid.prefix.tree import RadixTree
-from sglang_hybrid.prefix.tree_check import check, walk
+from sglang_hybrid.prefix.tree.check import check, walk
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 
 SEQUENCES = st.lists(st.integers(0, 2), max_size=10)
 

@@ -1,4 +1,4 @@
-"""Random requests that run side by side in a simulated server: its account after every step, and that all are served."""
+"""Random requests side by side in a simulated server: its account after every step, and at the end."""
 
 import pytest
 from hypothesis import settings
@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES, served
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)

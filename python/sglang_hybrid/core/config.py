@@ -17,6 +17,9 @@ from sglang_hybrid.core.errors import ConfigError
 ENVIRONMENT_KEY = "SGLANG_HYBRID_CONFIG"
 """Child processes of a server do not parse flags: the launcher passes them its configuration under this name."""
 
+REPLACED = ("admission", "eviction", "marconi_alpha")
+"""Settings of earlier releases, which `policy` names together."""
+
 
 def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -31,21 +34,7 @@ class HybridConfig:
         "radix cache backend: 'hybrid' is ours, 'stock' leaves SGLang's own cache in place and only logs",
         ("hybrid", "stock"),
     )
-    admission: str = _option(
-        "judicious",
-        "what is checkpointed: 'judicious' branch points, boundaries and tails as the history advises, 'marconi' the "
-        "paper's branch point and end, 'upstream' what SGLang does",
-        ("judicious", "marconi", "upstream"),
-    )
-    eviction: str = _option(
-        "forecast",
-        "what leaves first: 'forecast' by expected reuse and FLOPs per byte, 'marconi' the paper's score, 'lru' what "
-        "SGLang does",
-        ("forecast", "marconi", "lru"),
-    )
-    marconi_alpha: float = _option(
-        -1.0, "weight of FLOP efficiency under --hybrid-eviction marconi; -1 follows the regret of past evictions"
-    )
+    policy: str = _option("forecast", "what is cached and what is evicted first")
     request_log: str = _option(
         "", "file to record every decision of the cache in, for `sglang-hybrid replay`; tokens are hashed"
     )
@@ -79,8 +68,6 @@ class HybridConfig:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{option.name} must be a finite number: {value}")
-        if self.marconi_alpha != -1.0 and not self.marconi_alpha >= 0.0:
-            raise ConfigError(f"marconi_alpha must be 0 or more, or -1 to be tuned online: {self.marconi_alpha}")
         if not self.request_log_mb > 0:
             raise ConfigError(f"request_log_mb must be positive, for example 256: {self.request_log_mb}")
         if not self.log_interval_s >= 0:
@@ -107,6 +94,8 @@ class HybridConfig:
         known = {option.name: option for option in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for key, value in mapping.items():
+            if key in REPLACED:
+                raise ConfigError(f"the setting is called policy now, one word for both (--hybrid-policy): {key!r}")
             if key not in known:
                 close = difflib.get_close_matches(str(key), known, n=1)
                 hint = f", did you mean {close[0]!r}" if close else f" (known: {', '.join(known)})"

@@ -9,8 +9,10 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
-from sglang_hybrid.engine import compat, slots
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.hooks import driver_of
+from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.prefix import policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _equal_tokens(pools: Pools) -> str:
 def _policies(cache: Any, config: HybridConfig) -> str:
     if driver_of(cache) is None:
         return f"backend {config.backend}, {type(cache).__name__}, SGLang's own decisions"
-    return f"MambaRadixCache, admission {config.admission}, eviction {config.eviction}"
+    return f"MambaRadixCache, policy {config.policy}: {policies.find(config.policy).summary}"
 
 
 def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:

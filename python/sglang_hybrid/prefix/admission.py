@@ -7,8 +7,8 @@ state then stays is decided by eviction.
 from typing import Protocol
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tree.mark import Kind
 
 MOST_POSITIONS = 32
 """States one prefill may save: each holds a slot while the pass runs."""

@@ -16,18 +16,18 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.guard import Guard, GuardedIndex, passed, restored
-from sglang_hybrid.prefix.history import History
-from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
-from sglang_hybrid.prefix.mark import Kind, Mark
+from sglang_hybrid.prefix.eviction.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.eviction.tuner import RegretTuner
+from sglang_hybrid.prefix.guard.guard import Guard, GuardedIndex, passed, restored
+from sglang_hybrid.prefix.guard.shadow import UNLIMITED
 from sglang_hybrid.prefix.policies import Policy, Pricing
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.reuse import ReuseTable
-from sglang_hybrid.prefix.shadow import UNLIMITED
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens, common_prefix
-from sglang_hybrid.prefix.tuner import RegretTuner
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History
+from sglang_hybrid.prefix.reuse.table import ReuseTable
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens, common_prefix
 
 _FIRST_NAMESPACE = 1 << 30  # above every vocabulary
 _NAMESPACES = 1 << 16
@@ -219,7 +219,7 @@ class Decisions:
         now = request.arrived_s
         if any(mark is held for _, mark in request.earlier):
             self.history.restart(held, now)
-        elif held.last_s < now:
+        elif held.stage < 0 and held.last_s < now:  # the history does not know it any more, or never did
             held.use(now)
             held.reuse_class = self.history.class_of(held)
 

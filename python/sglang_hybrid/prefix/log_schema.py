@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.classes import PRIORS
 from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.policies import find
+from sglang_hybrid.prefix.reuse.classes import PRIORS
 
 LINE_BYTES = 1 << 26
 """No line is longer: six million tokens."""

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.request import NO_LIMIT, Request
 
 REASONS = MappingProxyType(
     {
@@ -18,16 +18,16 @@ REASONS = MappingProxyType(
 )
 
 
-def attribute(request: Request, grid: int = 1, step: int = 1) -> dict[str, int]:
+def attribute(request: Request, grid: int = 1, step: int = 1, limit: int = NO_LIMIT) -> dict[str, int]:
     """Prompt tokens that `request` computes, by reason, only reasons with any.
 
-    It could have resumed at multiples of `grid` tokens only, and no two states lie closer than `step`.
+    It could have resumed at multiples of `grid` tokens up to `limit` only, and no two states lie closer than `step`.
     """
     hit, prompt = request.cached_tokens, request.prompt_tokens
     # The last token of a prompt is always computed: its logits are what was asked for.
     matched = max(hit, min(max(request.seen_tokens, request.kv_tokens), prompt))
     missed = prompt - matched
-    disabled = max(0, matched - max(hit, request.limit_tokens))
+    disabled = max(0, matched - max(hit, limit))
     matched -= disabled
     reachable = max(hit, min(matched, prompt - 1) // grid * grid)
     if 0 <= request.kept_tokens < reachable:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import AdmissionPolicy, BranchAndEnd, EveryChunk, EveryN, Judicious
-from sglang_hybrid.prefix.candidates import VictimIndex
-from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
-from sglang_hybrid.prefix.gdsf import Gdsf
-from sglang_hybrid.prefix.lru import RecencyQueues
-from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
-from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.eviction.candidates import VictimIndex
+from sglang_hybrid.prefix.eviction.forecast import Forecast, ForecastIndex
+from sglang_hybrid.prefix.eviction.gdsf import Gdsf
+from sglang_hybrid.prefix.eviction.lru import RecencyQueues
+from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.reuse.table import ReuseTable
 
 
 class Pricing(NamedTuple):

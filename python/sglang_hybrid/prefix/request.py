@@ -2,9 +2,9 @@
 
 from mypy_extensions import mypyc_attr
 
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 NO_LIMIT = 1 << 62
 
@@ -33,8 +33,8 @@ class Request:
 
     __slots__ = (
         "arrived_s", "boundaries", "branch", "cached_tokens", "earlier", "ended", "id", "in_flight_tokens",
-        "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions", "prompt_tokens",
-        "refused_tokens", "seen_tokens", "shadow", "tip",
+        "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions",
+        "prompt_tokens", "refused_tokens", "seen_tokens", "shadow", "tip",
     )  # fmt: skip
 
     def __init__(

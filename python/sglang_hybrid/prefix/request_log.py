@@ -33,13 +33,13 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.guard.shadow import UNLIMITED
 from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, SHAPE, Damage, check_line, check_settings, parsed
-from sglang_hybrid.prefix.mark import Mark
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.shadow import UNLIMITED
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 

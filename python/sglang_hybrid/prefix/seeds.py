@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 
 
 def read_prefixes(path: str) -> list[Tokens]:

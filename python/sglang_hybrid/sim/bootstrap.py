@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import FIXED
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import Commit, PrefixCache
 from sglang_hybrid.sim.snapshot import Snapshot, save
 

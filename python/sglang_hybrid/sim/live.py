@@ -12,9 +12,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.log_schema import SHAPE
-from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.request_log import model_of, read_log
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 

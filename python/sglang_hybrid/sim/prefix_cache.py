@@ -11,7 +11,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.decisions import Decisions, Pool
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
 from sglang_hybrid.sim.snapshot import Snapshot, load
 from sglang_hybrid.sim.tree_cache import TreeCache

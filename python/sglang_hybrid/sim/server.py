@@ -12,10 +12,10 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.admission import reachable
 from sglang_hybrid.prefix.decisions import Decisions, Pool
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.node import Node
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.tree_cache import TreeCache
 
 SLOTS_PER_PASS = 3
@@ -100,12 +100,19 @@ class SimulatedServer(TreeCache):
         return self.shape.kv_tokens - self.tree.kv_tokens - self._own_tokens
 
     def lookup(self, tokens: Tokens, now: float) -> int:
-        """Tokens of the prompt `tokens` that could be skipped now."""
+        """Tokens of the prompt `tokens` that could be skipped now; 0 for one that the server can never hold."""
+        if len(tokens) > self.shape.kv_tokens:
+            return 0
         return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).restart_tokens
 
     def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> None:
-        """Serve a request from its arrival to its end: `tokens` are its prompt and its answer."""
+        """Serve a request from its arrival to its end: `tokens` are its prompt and its answer.
+
+        One that the server can never hold is refused, as SGLang does.
+        """
         tokens = as_tokens(tokens)
+        if not n_input or tokens.size > self.shape.kv_tokens:
+            return
         self.arrive("", tokens[:n_input], now, None, boundaries)
         computed = max(n_input, tokens.size - 1)  # nobody computes the last token of an answer
         self.decode("", computed - n_input, now)

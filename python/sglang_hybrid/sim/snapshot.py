@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree import RadixTree
-from sglang_hybrid.prefix.tree_check import walk
+from sglang_hybrid.prefix.tree.check import walk
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 
 class SavedMark(NamedTuple):

@@ -2,15 +2,15 @@
 
 from collections import Counter
 
-from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.decisions import Decisions, Pool
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.node import Node
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree import RadixTree
-from sglang_hybrid.prefix.tree_check import check as check_tree
-from sglang_hybrid.prefix.tree_check import expect, walk
+from sglang_hybrid.prefix.tree.check import check as check_tree
+from sglang_hybrid.prefix.tree.check import expect, walk
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 
 class TreeCache:

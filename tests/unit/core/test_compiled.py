@@ -14,7 +14,7 @@ import pytest
 import sglang_hybrid.prefix
 from sglang_hybrid.core.compiled import SUFFIX, form
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.mark import Kind
+from sglang_hybrid.prefix.tree.mark import Kind
 from sglang_hybrid.sim.bootstrap import LoggedRequest, ReplayJob, replay_hit_tokens
 from sglang_hybrid.sim.snapshot import SavedMark, Snapshot
 

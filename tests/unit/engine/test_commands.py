@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from sglang_hybrid import cli
-from sglang_hybrid.engine import compat, doctor
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import doctor
 from sglang_hybrid.engine.surface import check
 from sglang_hybrid.engine.surface.rows import EVERY, IMPORT, Use
 

@@ -10,7 +10,8 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import arguments, compat, flags, preflight
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import arguments, flags, preflight
 from sglang_hybrid.engine.pools import refusals
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 

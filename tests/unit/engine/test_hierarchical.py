@@ -10,7 +10,9 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import arguments, compat, flags, hierarchical, preflight
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.hicache import checks
+from sglang_hybrid.engine.launch import arguments, flags, preflight
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 
@@ -69,7 +71,7 @@ def test_states_lie_page_by_page(tmp_path: Path) -> None:
     for config in (LLAMA, QWEN3_NEXT):
         model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="auto"))
         if config is LLAMA:
-            hierarchical.check(argparse.Namespace(**settings), model, False)
+            checks.check(argparse.Namespace(**settings), model, False)
         else:
             with pytest.raises(ConfigError, match="page by page"):
-                hierarchical.check(argparse.Namespace(**settings), model, False)
+                checks.check(argparse.Namespace(**settings), model, False)

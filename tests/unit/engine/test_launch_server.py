@@ -13,8 +13,8 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.demo.server import free_port
-from sglang_hybrid.engine import arguments, cpu_profile, flags, preflight, slots
-from sglang_hybrid.engine.preflight import Model
+from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight, slots
+from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.admission import AdmissionPolicy, BranchAndEnd, EveryN, Judicious, reachable
-from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 
 
 def asked(

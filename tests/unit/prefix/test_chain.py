@@ -9,11 +9,11 @@ import pytest
 
 import sglang_hybrid.prefix
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.chain import Chain
-from sglang_hybrid.prefix.classes import PRIORS
-from sglang_hybrid.prefix.history import History
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.reuse import ReuseTable
+from sglang_hybrid.prefix.reuse.chain import Chain
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History
+from sglang_hybrid.prefix.reuse.table import ReuseTable
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
 
 def test_a_chain_keeps_the_order_of_a_list() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.classes import CLASSES, GAPS, PRIORS, ROOMS, gap_level, returning, reuse_class, room
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.reuse import EDGES_S, ReuseTable, age_bin
+from sglang_hybrid.prefix.reuse.classes import CLASSES, GAPS, PRIORS, ROOMS, gap_level, returning, reuse_class, room
+from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable, age_bin
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.sim import open_cache, replay
 from sglang_hybrid.sim.workloads import generate
 

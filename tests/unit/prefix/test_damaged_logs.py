@@ -20,9 +20,9 @@ from sglang_hybrid import cli
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix import log_schema
-from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.decisions import Pool
-from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
 
 SPEC = preset("qwen3-next-80b-a3b")

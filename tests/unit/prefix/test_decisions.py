@@ -12,13 +12,13 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import MOST_POSITIONS
-from sglang_hybrid.prefix.candidates import Candidate
 from sglang_hybrid.prefix.decisions import Decisions, Pool
-from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.policies import served
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
 from sglang_hybrid.prefix.seeds import read_prefixes
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 SPEC = ModelSpec("serving", 256, 4096, 1000.0, 1.0)
 
@@ -271,7 +271,7 @@ def test_a_full_disk_is_told_at_the_start_and_later_ends_the_log_alone(
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown policy"):
         Decisions(SPEC, "fifo")
-    with pytest.raises(ConfigError, match="as marconi:0.5"):
+    with pytest.raises(ConfigError, match=r"as marconi:0\.5"):
         Decisions(SPEC, "marconi:much")
     with pytest.raises(ConfigError, match="0 or more"):
         Decisions(SPEC, "marconi:-1")

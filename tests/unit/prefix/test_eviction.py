@@ -7,12 +7,12 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.candidates import Candidate, Candidates, EvictionPolicy, VictimIndex
-from sglang_hybrid.prefix.forecast import Forecast, ForecastIndex
-from sglang_hybrid.prefix.gdsf import Gdsf, densities, density
-from sglang_hybrid.prefix.lru import Lru, RecencyQueues, SupersededFirst
-from sglang_hybrid.prefix.marconi import FlopAware, FlopAwareIndex, flop_efficiency
-from sglang_hybrid.prefix.reuse import EDGES_LIST, Prior, ReuseTable
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, EvictionPolicy, VictimIndex
+from sglang_hybrid.prefix.eviction.forecast import Forecast, ForecastIndex
+from sglang_hybrid.prefix.eviction.gdsf import Gdsf, densities, density
+from sglang_hybrid.prefix.eviction.lru import Lru, RecencyQueues, SupersededFirst
+from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex, flop_efficiency
+from sglang_hybrid.prefix.reuse.table import EDGES_LIST, Prior, ReuseTable
 
 MODEL = preset("marconi-7b")
 CLASSES = 6

@@ -10,13 +10,13 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.guard import DEBT, SAVINGS, Guard
+from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.guard.guard import DEBT, SAVINGS, Guard
+from sglang_hybrid.prefix.guard.shadow import ShadowLru
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
-from sglang_hybrid.prefix.shadow import ShadowLru
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree_check import walk
+from sglang_hybrid.prefix.tree.check import walk
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.server import SLOTS_PER_PASS, Shape, SimulatedServer
 

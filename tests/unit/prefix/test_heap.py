@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.prefix.heap import Heap, Place
+from sglang_hybrid.prefix.guard.heap import Heap, Place
 
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "remove", "pop"]), st.integers(0, 9), st.integers(0, 20)))
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.classes import CLASSES, PRIORS
-from sglang_hybrid.prefix.history import PATH_MARKS, History
-from sglang_hybrid.prefix.mark import Kind
-from sglang_hybrid.prefix.reuse import BINS, ReuseTable, age_bin
-from sglang_hybrid.prefix.tokens import Tokens
+from sglang_hybrid.prefix.reuse.classes import CLASSES, PRIORS
+from sglang_hybrid.prefix.reuse.history import PATH_MARKS, History
+from sglang_hybrid.prefix.reuse.table import BINS, ReuseTable, age_bin
+from sglang_hybrid.prefix.tree.mark import Kind
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 
 def fresh(**bounds: int) -> History:

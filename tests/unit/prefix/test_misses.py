@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.prefix.mark import Kind, Mark
 from sglang_hybrid.prefix.misses import REASONS, attribute
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
-from sglang_hybrid.prefix.tokens import as_tokens
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 
 counts = st.integers(0, 400)
 
@@ -15,10 +15,10 @@ def misses(
     prompt: int, hit: int, known: int = 0, seen: int = 0, in_flight: int = 0, lost: int = 0, refused: int = 0,
     kept: int = -1, grid: int = 1, limit: int = NO_LIMIT,
 ) -> dict[str, int]:  # fmt: skip
-    request = Request("", 0.0, prompt, hit, known, as_tokens([]), Mark(Kind.FRESH, 0.0), limit_tokens=limit)
+    request = Request("", 0.0, prompt, hit, known, as_tokens([]), Mark(Kind.FRESH, 0.0))
     request.seen_tokens, request.in_flight_tokens, request.kept_tokens = seen, in_flight, kept
     request.lost_tokens, request.refused_tokens = lost, refused
-    return attribute(request, grid, step=grid)
+    return attribute(request, grid, step=grid, limit=limit)
 
 
 @given(counts, counts, counts, counts, counts, counts, counts, counts, st.sampled_from([1, 16, 64]), counts)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, LEAST_RATE, WIDTHS_S, Prior, ReuseTable, age_bin, gittins
+from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST, LEAST_RATE, WIDTHS_S, Prior, ReuseTable, age_bin, gittins
 
 
 def test_age_bins_partition_all_ages() -> None:

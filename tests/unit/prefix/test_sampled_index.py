@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST
-from sglang_hybrid.prefix.sampled_index import SAMPLE, SampledIndex
+from sglang_hybrid.prefix.eviction.sampled_index import SAMPLE, SampledIndex
+from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST
 
 FLAT = np.ones((2, BINS))
 

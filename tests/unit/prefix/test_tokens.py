@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.tokens import as_tokens, common_prefix
+from sglang_hybrid.prefix.tree.tokens import as_tokens, common_prefix
 
 
 @pytest.mark.parametrize("bad", [[-1], [1, 2**31], [[1, 2]], [0.5], ["a"], np.array([2**40]), np.array([1.0])])

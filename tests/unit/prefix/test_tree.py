@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.tokens import Tokens, as_tokens
-from sglang_hybrid.prefix.tree import RadixTree
-from sglang_hybrid.prefix.tree_check import check, walk
+from sglang_hybrid.prefix.tree.check import check, walk
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 
 MARKS: defaultdict[str, Mark] = defaultdict(lambda: Mark(Kind.FRESH, 0.0))
 """The mark of each checkpoint, by the path to it."""

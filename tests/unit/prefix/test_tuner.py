@@ -4,9 +4,9 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.marconi import FlopAware
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.tuner import RegretTuner
+from sglang_hybrid.prefix.eviction.marconi import FlopAware
+from sglang_hybrid.prefix.eviction.tuner import RegretTuner
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
 MODEL = ModelSpec("hybrid", kv_bytes_per_token=1, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
 

@@ -7,8 +7,8 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree_check import check, walk
+from sglang_hybrid.prefix.tree.check import check, walk
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.bootstrap import (
     ALPHAS,
     PUBLISHED_ALPHAS,

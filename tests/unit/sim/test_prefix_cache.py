@@ -7,10 +7,10 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.mark import Kind
 from sglang_hybrid.prefix.policies import POLICIES
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree_check import walk
+from sglang_hybrid.prefix.tree.check import walk
+from sglang_hybrid.prefix.tree.mark import Kind
+from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.cache import open_cache
 
 HYBRID = ModelSpec("hybrid", kv_bytes_per_token=10, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)

@@ -13,16 +13,14 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock, forward, hooks, kernels, metrics
 from sglang_hybrid.engine.cache.driver import Driver
-from sglang_hybrid.engine.cache.tiers import HostTier, TieredVictims
 from sglang_hybrid.engine.cache.victims import Victims
+from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
+from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.seeds import read_prefixes
-from sglang_hybrid.prefix.serving import Decisions
 
 logger = logging.getLogger(__name__)
-
-UPSTREAM = "upstream"
-LRU = "lru"
 
 
 def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
@@ -47,35 +45,30 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> 
     """The driver of one scheduler process, for the `cache` that is being built."""
     from sglang_hybrid.engine.cache.components import TYPES
 
-    admits, scores = config.admission != UPSTREAM, config.eviction != LRU
+    policy = policies.find(config.policy)
+    admits = scores = not policy.stock
     if ctx.enable_hierarchical_cache and scores and not tiered(ctx):
         logger.warning(
             "with a hierarchical cache SGLang's own order of eviction stays: ours was run with one in %s only",
             compat.PRIMARY,
         )
         scores = False
-    policy = (
-        spec,
-        config.admission if admits else "judicious",
-        config.eviction if scores else "forecast",
-        config.marconi_alpha,
-    )
-    grid = compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1
-    # A host tier gives back what left the device: what LRU would hold in two tiers is not known here.
-    guard = {"grid": grid, "guarded": scores and not ctx.enable_hierarchical_cache}
-    decisions = (
-        Decisions(*policy, **guard)
-        if not config.request_log or ctx.tp_rank
-        else RecordedDecisions(_log(config), *policy, **guard)
-    )
-    for tokens in read_prefixes(config.seed_prefixes):
-        decisions.seed(tokens, 0.0)
-    watched = TieredVictims if tiered(ctx) else Victims
-    victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores)
     args = compat.resolved(ctx.server_args)
     speculates = bool(getattr(args, "speculative_algorithm", None))
     device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)
     step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner, kernels.ours(device))
+    grid = compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1
+    # A host tier gives back what left the device: what LRU would hold in two tiers is not known here.
+    guarded = scores and not ctx.enable_hierarchical_cache
+    if config.request_log and not ctx.tp_rank:
+        shape = _shape(ctx, args, config, step)
+        decisions: Decisions = RecordedDecisions(_log(config), spec, config.policy, grid, guarded, shape)
+    else:
+        decisions = Decisions(spec, config.policy, grid=grid, guarded=guarded)
+    for tokens in read_prefixes(config.seed_prefixes):
+        decisions.seed(tokens, 0.0)
+    watched = TieredVictims if tiered(ctx) else Victims
+    victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores)
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
     return Driver(
@@ -93,6 +86,22 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> 
         on_misses=metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if ctx.tp_rank == 0 else None,
         tier=HostTier(cache, TYPES["state"]) if tiered(ctx) else None,
     )
+
+
+def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int] | None:
+    """What the simulator needs to play this server (`sim.server.Shape`), None where it cannot."""
+    pool, page = ctx.params.req_to_token_pool, ctx.params.page_size
+    if config.memory == "elastic" or ctx.enable_hierarchical_cache or page > 1:
+        return None
+    buffered = ctx.params.enable_mamba_extra_buffer
+    return {
+        "states": int(pool.mamba_allocator.size),
+        "kv_tokens": int(ctx.params.token_to_kv_pool_allocator.size),
+        "step": step,
+        "chunk_tokens": max(0, int(args.chunked_prefill_size or 0)),
+        "buffers": int(pool.mamba_ping_pong_track_buffer_size) if buffered else 0,
+        "track_tokens": int(args.mamba_track_interval or 0),
+    }
 
 
 def _log(config: HybridConfig) -> RequestLog:

@@ -44,7 +44,7 @@ class RankClock:
             self._warned = True
             logger.error(
                 "requests reached this rank without the time: the cache cannot tell old entries from new ones and "
-                "evicts badly; run without tensor or pipeline parallelism, or use --hybrid-eviction lru"
+                "evicts badly; run without tensor or pipeline parallelism, or use --hybrid-policy lru"
             )
         return rest
 

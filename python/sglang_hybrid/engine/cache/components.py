@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullCom
 from sglang_hybrid.engine.cache.driver import Driver
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.serving import Pool
+from sglang_hybrid.prefix.decisions import Pool
 
 _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
@@ -178,7 +178,7 @@ class HybridMamba(_Ordered, MambaComponent):
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
             driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
-            plan.mark = None if record.arrival is None else record.arrival.tip
+            plan.mark = None if record.request is None else record.request.tip
             return length
         plan.taken = taken = driver.slots.take(record, token_ids_len)
         chunked = token_ids_len < len(req.origin_input_ids)
@@ -190,8 +190,8 @@ class HybridMamba(_Ordered, MambaComponent):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
                 plan.spare = chunked and driver.admits
-                if not chunked and record.arrival is not None:
-                    plan.mark = record.arrival.tip
+                if not chunked and record.request is not None:
+                    plan.mark = record.request.tip
                 return length
         if not taken:
             return 0
@@ -212,10 +212,10 @@ class HybridMamba(_Ordered, MambaComponent):
         return not planned or bool(self.cache.enable_mamba_extra_buffer)
 
     def _mark(self, record: Any, checkpoint: Checkpoint) -> Any:
-        arrival = record.arrival
-        if arrival is not None and checkpoint.wanted == max(arrival.positions, default=-1):
-            return arrival.tip  # the tail of the prompt stands for its end until the answer has one
-        return self.driver.decisions.mark(arrival, checkpoint.wanted, self.driver.now())
+        request = record.request
+        if request is not None and checkpoint.wanted == max(request.positions, default=-1):
+            return request.tip  # the tail of the prompt stands for its end until the answer has one
+        return self.driver.decisions.mark(request, checkpoint.wanted, self.driver.now())
 
     def commit_insert_component_data(
         self, node: Any, is_new_leaf: bool, params: Any, result: Any, *args: Any, **kwargs: Any
@@ -229,9 +229,9 @@ class HybridMamba(_Ordered, MambaComponent):
             return
         mark = None if plan is None else plan.mark
         if mark is None:
-            arrival = None if record is None else record.arrival
+            request = None if record is None else record.request
             spare = plan is not None and plan.spare
-            mark = driver.decisions.mark(arrival, len(params.key), driver.now(), spare=spare)
+            mark = driver.decisions.mark(request, len(params.key), driver.now(), spare=spare)
         mark.lost = False
         driver.saved(node, mark, record)
 
@@ -247,8 +247,8 @@ class HybridMamba(_Ordered, MambaComponent):
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
-        if record.arrival is not None and plan.whole:
-            record.arrival.tip.unkept = len(req.origin_input_ids) - inserted  # the rest is the request's own
+        if record.request is not None and plan.whole:
+            record.request.tip.unkept = len(req.origin_input_ids) - inserted  # the rest is the request's own
         for checkpoint in taken:
             if 0 < checkpoint.position < inserted:
                 self._insert(record, checkpoint, insert_params)

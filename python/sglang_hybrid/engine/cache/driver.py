@@ -15,18 +15,16 @@ from sglang_hybrid.engine.cache.boundaries import first_message, named
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.metrics import Summary
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
-from sglang_hybrid.engine.cache.tiers import HostTier
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.misses import Seen, attribute
-from sglang_hybrid.prefix.serving import Arrival, Decisions, Pool
+from sglang_hybrid.engine.hicache.tier import HostTier
+from sglang_hybrid.prefix.admission import reachable
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.misses import attribute
+from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tree.mark import Mark
 
 logger = logging.getLogger(__name__)
-
-
-_WINDOW = 8
-"""More tokens than any convolution window of a model: a pass must compute that many to save one."""
 
 
 class Driver:
@@ -100,20 +98,19 @@ class Driver:
             self.slots.free_planned(record)
             if requests.streams(req):  # its session keeps what it computes; only the end of a first turn is inserted
                 self.decisions.computed(req.rid)
-            elif record.arrival is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
+            elif record.request is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
                 self._reserve(record, start, start + length, start + length >= len(req.origin_input_ids))
 
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
-        if record.arrival is not None:
+        if record.request is not None:
             return  # a later chunk, or a request that was retracted
         core = self.cache.tree_core
         if self._root is not core.root_node:
             if self._root is not None:
                 self.decisions.flushed()
             self._root = core.root_node
-        record.rid = req.rid
         record.prompt = tokens = requests.ids(req.origin_input_ids)
-        record.arrival = arrival = self.decisions.arrive(
+        record.request = request = self.decisions.arrive(
             req.rid,
             tokens,
             self.now(),
@@ -123,21 +120,8 @@ class Driver:
             self._boundaries(req, tokens),
             0 if requests.streams(req) else requests.limit(req),  # a session's own KV is in no cache
         )
-        self._use(record, arrival, start)
-        seen = Seen(
-            prompt=len(tokens),
-            hit=start,
-            known=record.known_tokens,
-            seen=arrival.seen_tokens,
-            in_flight=arrival.in_flight_tokens,
-            lost=arrival.lost_tokens,
-            refused=arrival.refused_tokens,
-            kept=arrival.kept_tokens,
-            grid=self.grid,
-            step=max(self.grid, self.step),
-            limit=requests.limit(req),
-        )
-        record.misses = attribute(seen)
+        self._use(record, request)
+        record.misses = attribute(request, self.grid, max(self.grid, self.step), requests.limit(req))
         counts = self.counts
         counts["requests"] += 1
         counts["prompt_tokens"] += len(tokens)
@@ -161,16 +145,20 @@ class Driver:
             logger.warning("request %s: %s", req.rid, error)
             return found
 
-    def _use(self, record: Tracked, arrival: Arrival, start: int) -> None:
-        """A request restarts at `start`: the state there is used, and may have turned out to be where others part."""
+    def _use(self, record: Tracked, request: Request) -> None:
+        """A request resumes: the state there is used, and may have turned out to be where others part."""
+        start = request.cached_tokens
         node = self.cache.tree_core._node_arena.get(record.matched) if start else None
         if node is None or node.parent is None or end_tokens(node) != start:
             return
-        branch = self.decisions.branch(arrival, start, getattr(node, "hybrid_mark", None))
+        held = getattr(node, "hybrid_mark", None)
+        branch = self.decisions.branch(request, start, held)
         if branch is not None:
-            node.hybrid_mark = branch
+            node.hybrid_mark = held = branch
+        if held is not None:
+            self.decisions.resumed(request, held)
             self.victims.touch(node)
-        for at in self.decisions.uses(arrival, start):
+        for at in self.decisions.uses(request):
             used = node
             while used.parent is not None and end_tokens(used) > at:
                 used = used.parent
@@ -194,10 +182,10 @@ class Driver:
         return int(tokens), int(cache.mamba_evictable_size() + cache.mamba_protected_size())
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
-        assert record.arrival is not None
+        assert record.request is not None
         places: dict[int, int] = {}
-        for wanted in record.arrival.positions:
-            at = self._reachable(wanted, start, end)
+        for wanted in record.request.positions:
+            at = reachable(wanted, start, end, self.grid, self.step)
             if at is not None:
                 places[at] = wanted
         if last and self.cache.enable_mamba_extra_buffer:
@@ -205,31 +193,17 @@ class Driver:
         for at, wanted in sorted(places.items(), reverse=True):
             if not self.slots.reserve(record, at, wanted):
                 self.counts["refused"] += 1
-                self._refuse(record, wanted)
-
-    def _reachable(self, wanted: int, start: int, end: int) -> int | None:
-        """The deepest position up to `wanted` at which a pass over [start, end) can save a state."""
-        if not start < wanted <= end:
-            return None
-        if wanted == end and self.grid == 1:
-            return wanted if end - start >= _WINDOW else None
-        at = start + (wanted - start) // self.step * self.step
-        if self.grid > 1:
-            at = next((p for p in range(at, start, -self.step) if p % self.grid == 0), start)
-        return at if at - start >= max(self.step, _WINDOW) else None
-
-    def _refuse(self, record: Tracked, wanted: int) -> None:
-        mark = None if record.arrival is None else record.arrival.marks.get(wanted)
-        if mark is not None:
-            mark.refused = True
+                mark = record.request.marks.get(wanted)
+                if mark is not None:
+                    mark.refused = True
 
     def found(self, node: Any, record: Tracked | None) -> None:
         """A request computed the state at `node` although it was there, saved by another one meanwhile."""
         mark = getattr(node, "hybrid_mark", None)
-        if record is not None and record.arrival is not None and mark is not None:
+        if record is not None and record.request is not None and mark is not None:
             self.decisions.touch(mark)
             self.victims.touch(node)
-            self.decisions.saved(record.rid, record.arrival, [end_tokens(node)])
+            self.decisions.saved(record.request, [end_tokens(node)])
 
     def saved(self, node: Any, mark: Mark, record: Tracked | None) -> None:
         """A state was attached to `node`. An earlier end of the same request is superseded by it."""
@@ -239,10 +213,10 @@ class Driver:
         self.victims.touch_below(node)
         if self.tier is not None:
             self.tier.saved(node)
-        if record is None or record.arrival is None:
+        if record is None or record.request is None:
             return
-        self.decisions.saved(record.rid, record.arrival, [end_tokens(node)])
-        if mark is not record.arrival.tip:
+        self.decisions.saved(record.request, [end_tokens(node)])
+        if mark is not record.request.tip:
             return
         earlier, record.tip_node = record.tip_node, node
         if earlier is None or earlier is node or earlier.parent is None:
@@ -259,11 +233,11 @@ class Driver:
 
     def finish(self, req: Any, record: Tracked, tokens: int, kept: int) -> None:
         """`req` ended after `tokens` tokens, the first `kept` of which are cached."""
-        if record.arrival is None or record.finished:
+        if record.request is None or record.finished:
             return
         assert record.prompt is not None
         sequence = np.concatenate((record.prompt, requests.ids(req.output_ids)))[:tokens]
-        self.decisions.finish(req.rid, record.arrival, sequence, self.now(), kept)
+        self.decisions.finish(record.request, sequence, self.now(), kept)
         record.finished, record.prompt = True, None
 
     def ended(self, req: Any, record: Tracked) -> None:

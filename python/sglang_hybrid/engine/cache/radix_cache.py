@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
 from sglang_hybrid.engine.cache.driver import Driver
-from sglang_hybrid.engine.cache.tiered import TieredFull, TieredMamba
+from sglang_hybrid.engine.hicache.components import TieredFull, TieredMamba
 
 TREE_CORE = "hybrid"
 """The name of our tree core in SGLang's registry, which a cache can choose from 0.5.21 on."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.serving import Arrival
+from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.tree.mark import Mark
 
 _ATTRIBUTE = "sglang_hybrid"
 
@@ -27,18 +27,17 @@ class Checkpoint:
 
 @dataclass
 class Tracked:
-    """Our view of one request: `known_tokens` of KV at its last match and the id of the node it ended in, what was
-    decided, and why tokens missed.
+    """What is kept with a request of SGLang: `known_tokens` of KV at its last match and the id of the node it ended in,
+    the `request` as the decisions see it from its first pass on, and why tokens missed.
 
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began.
     """
 
-    rid: str = ""
     known_tokens: int = 0
     matched: int = -1
     start: int = 0
     prompt: np.ndarray | None = None
-    arrival: Arrival | None = None
+    request: Request | None = None
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
     tip_node: Any = None

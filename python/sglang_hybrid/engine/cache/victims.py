@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.serving import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
 _BACKLOG = 1024  # nodes that wait for another pool to be asked
 _FEW = 8  # of them are priced at once

@@ -9,7 +9,7 @@
 | gated norms, shared expert gate          | norm.py, fused.py                          | register_hooks()             |
 | pages of several tokens                  | pages.py                                   | register_hooks()             |
 | checkpoints of the extra_buffer strategy | checkpoint.py, pinning.py, extra_buffer.py | register_hooks()             |
-| copies between HiCache's two tiers       | host_tier.py                               | register_hooks()             |
+| copies between HiCache's two tiers       | ../hicache/copies.py                       | register_hooks()             |
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import nobody_runs
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.memory.sizing import KV, STATE
-from sglang_hybrid.prefix.candidates import Candidate, Candidates
-from sglang_hybrid.prefix.forecast import Forecast
-from sglang_hybrid.prefix.serving import Pool
+from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
+from sglang_hybrid.prefix.eviction.forecast import Forecast
 
 logger = logging.getLogger(__name__)
 

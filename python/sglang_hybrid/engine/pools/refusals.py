@@ -7,10 +7,12 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat, slots
-from sglang_hybrid.engine.preflight import Model
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import Kinds, choose
+from sglang_hybrid.prefix import policies
 
 _SIZES = {
     "max_total_tokens": "--max-total-tokens",
@@ -46,8 +48,8 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         return
     if config.backend != "hybrid":
         raise _refusal("only our cache can evict across kinds", f"--hybrid-backend {config.backend}")
-    if config.eviction != "forecast":
-        raise _refusal("only forecast prices KV and states in one currency", f"--hybrid-eviction {config.eviction}")
+    if policies.find(config.policy).stock:
+        raise _refusal("SGLang's order has one queue for KV and one for states", f"--hybrid-policy {config.policy}")
     if compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"it was run with SGLang {compat.PRIMARY} only", compat.engine_version())
     if missing := surface.missing(surface.required(compat.engine_version(), "elastic")):

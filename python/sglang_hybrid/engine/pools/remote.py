@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.doctor import Finding
+from sglang_hybrid.engine.launch.doctor import Finding
 
 PREFIX = "sglang:elastic_memory_"
 """Of the Prometheus series that telemetry.py exports."""

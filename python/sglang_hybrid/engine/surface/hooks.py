@@ -86,7 +86,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "srt.mem_cache.pool_host.common:_cuda_host_register",
         "REPLACE",
-        "cpu.host_tier:without_registration",
+        "hicache.copies:without_registration",
         SCHEDULER,
         "cpu",
         since="0.5.21",
@@ -237,7 +237,7 @@ REPLACED: tuple[Replaced, ...] = (
     ),
     # So do HiCache's pools in host memory.
     *(
-        Replaced(f"{HOST_POOLS}{pool}:{name}", f"cpu.host_tier:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
+        Replaced(f"{HOST_POOLS}{pool}:{name}", f"hicache.copies:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
         for pool in ("mha", "mamba")
         for name, ours in (
             ("transfer_kv_per_layer_direct_pf_lf", "load_layer"),
@@ -246,7 +246,7 @@ REPLACED: tuple[Replaced, ...] = (
     ),
     Replaced(
         HOST_POOLS + "base:HICACHE_HOST_MEMORY_RESERVE_BYTES",
-        "cpu.host_tier:RESERVE_BYTES",
+        "hicache.copies:RESERVE_BYTES",
         SCHEDULER,
         "cpu",
         since="0.5.21",

@@ -64,8 +64,8 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.mem_cache.registry:default_radix_cache_factory", IMPORT, "cache.build", SCHEDULER),
     Use("srt.mem_cache.registry:register_radix_cache_backend", IMPORT, "backend", EVERY),
-    Use("srt.mem_cache.unified_cache.cache_action:BackupKV", IMPORT, "cache.tiers", SCHEDULER),
-    Use("srt.mem_cache.unified_cache.components.base:EvictLayer", IMPORT, "cache.tiers", SCHEDULER, since="0.5.21"),
+    Use("srt.mem_cache.unified_cache.cache_action:BackupKV", IMPORT, "hicache.tier", SCHEDULER),
+    Use("srt.mem_cache.unified_cache.components.base:EvictLayer", IMPORT, "hicache.tier", SCHEDULER, since="0.5.21"),
     Use("srt.mem_cache.unified_cache.components:ComponentType", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.unified_cache.components:FullComponent", SUBCLASS, "cache.components", SCHEDULER),
     Use("srt.mem_cache.unified_cache.components:MambaComponent", SUBCLASS, "cache.components", SCHEDULER),
@@ -141,9 +141,9 @@ USES: tuple[Use, ...] = (
         "cache.components",
         SCHEDULER,
     ),
-    Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.driver cache.tiers cache.victims", SCHEDULER),
+    Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.driver hicache.tier cache.victims", SCHEDULER),
     *(
-        Use(f"{_CORE}.{name}", PRIVATE, "cache.tiers", SCHEDULER)
+        Use(f"{_CORE}.{name}", PRIVATE, "hicache.tier", SCHEDULER)
         for name in (
             "_cascade_evict",
             "_evict_component_and_detach_lru",
@@ -154,7 +154,7 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.mem_cache.unified_radix_cache:UnifiedRadixCache._execute_and_commit_kv_backup",
         PRIVATE,
-        "cache.tiers",
+        "hicache.tier",
         SCHEDULER,
     ),
     Use(

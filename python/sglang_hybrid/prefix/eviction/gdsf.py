@@ -6,7 +6,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
 
 
 def density(model: ModelSpec, candidate: Candidate) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import mypyc_attr
 
 if TYPE_CHECKING:
-    from sglang_hybrid.prefix.node import Node
+    from sglang_hybrid.prefix.tree.node import Node
 
 
 class Kind(IntEnum):

@@ -18,9 +18,9 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.node import Node, Slots
-from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens, common_prefix
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.node import Node, Slots
+from sglang_hybrid.prefix.tree.tokens import TOKEN_BYTES, Tokens, common_prefix
 
 REBASED_CHILDREN = 32
 

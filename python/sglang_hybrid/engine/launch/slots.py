@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.prefix import policies
 
 UNLOCK = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
 """SGLang's setting, in 0.5.17 to 0.5.23: while a request decodes, the cached state of its prompt can be evicted."""
@@ -14,9 +15,9 @@ def environment(config: HybridConfig) -> dict[str, str]:
     """Environment variables to set where the user set none.
 
     A decoding request works on a copy of the cached state of its prompt and never reads that state again, so a state
-    that is worth more to others may take its slot. Under `lru` requests are locked as by SGLang's default.
+    that is worth more to others may take its slot. Under a stock policy requests are locked as by SGLang's default.
     """
-    return {} if config.backend != "hybrid" or config.eviction == "lru" else {UNLOCK: "1"}
+    return {} if config.backend != "hybrid" or policies.find(config.policy).stock else {UNLOCK: "1"}
 
 
 def per_request(strategy: str, overlap: bool) -> int:

@@ -8,15 +8,15 @@ are not censored by its own evictions. It is bounded by tokens and marks; the le
 from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.chain import Chain
-from sglang_hybrid.prefix.classes import reuse_class, room
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.reuse import BINS, EDGES_LIST, ReuseTable, age_bin
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree import RadixTree
-from sglang_hybrid.prefix.tree_check import check as check_tree
-from sglang_hybrid.prefix.tree_check import expect
+from sglang_hybrid.prefix.reuse.chain import Chain
+from sglang_hybrid.prefix.reuse.classes import reuse_class, room
+from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST, ReuseTable, age_bin
+from sglang_hybrid.prefix.tree.check import check as check_tree
+from sglang_hybrid.prefix.tree.check import expect
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 PATH_MARKS = 128  # marks on the way of one prompt: every request along it looks at each
 STRIDE = 2  # age bins whose passing is counted at once

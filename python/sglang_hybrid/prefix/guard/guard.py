@@ -45,12 +45,12 @@ LeCaR (Vietri et al. 2018) and set duelling (Qureshi et al. 2007); the balance i
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.prefix.admission import MOST_POSITIONS, AdmissionPolicy
-from sglang_hybrid.prefix.candidates import Candidate, VictimIndex
-from sglang_hybrid.prefix.heap import Heap, Place
+from sglang_hybrid.prefix.eviction.candidates import Candidate, VictimIndex
+from sglang_hybrid.prefix.guard.heap import Heap, Place
+from sglang_hybrid.prefix.guard.shadow import ShadowLru
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.shadow import ShadowLru
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree import Match
+from sglang_hybrid.prefix.tree.radix_tree import Match
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 DEBT = 0.125  # of the tokens LRU holds: how far the policy may fall behind
 SAVINGS = 1.0  # the same: how much of what it won before it may lose again

@@ -4,8 +4,8 @@ import math
 from collections import OrderedDict
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.marconi import FlopAware
-from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.eviction.marconi import FlopAware
+from sglang_hybrid.prefix.tree.mark import Mark
 
 
 class RegretTuner:

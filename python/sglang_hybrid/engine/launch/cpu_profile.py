@@ -8,8 +8,8 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import slots
-from sglang_hybrid.engine.cpu import host_tier
+from sglang_hybrid.engine.hicache import copies
+from sglang_hybrid.engine.launch import slots
 
 _MOST_TOKENS = 1 << 18
 """Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
@@ -35,7 +35,7 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
     if namespace.dtype == "auto":
         chosen["dtype"] = dtype
     if namespace.enable_hierarchical_cache:
-        chosen |= {"hicache_io_backend": host_tier.IO_BACKEND, "hicache_mem_layout": host_tier.LAYOUT}
+        chosen |= {"hicache_io_backend": copies.IO_BACKEND, "hicache_mem_layout": copies.LAYOUT}
         if namespace.hicache_ratio is None and not namespace.hicache_size:
             chosen["hicache_ratio"] = 2.0  # as on a GPU, without sizing by all of the machine's memory
     if spec is None:

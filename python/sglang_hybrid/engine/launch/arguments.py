@@ -7,9 +7,10 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import cpu_profile, flags, hierarchical, slots
+from sglang_hybrid.engine.hicache import checks
+from sglang_hybrid.engine.launch import cpu_profile, flags, slots
+from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals
-from sglang_hybrid.engine.preflight import Model
 
 _STOCK_ONLY = {
     "enable_int8_mamba_checkpoint": "--enable-int8-mamba-checkpoint",
@@ -49,7 +50,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     parsed = flags.parse_engine(final)
     _check_mixed_chunk(parsed, model)
     refusals.check(parsed, rest, config, model, on_cpu)
-    hierarchical.check(parsed, model, on_cpu)
+    checks.check(parsed, model, on_cpu)
     return final, parsed
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
-from sglang_hybrid.prefix.mark import Mark
-from sglang_hybrid.prefix.tokens import TOKEN_BYTES, Tokens
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.tokens import TOKEN_BYTES, Tokens
 
 Slots = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ import random
 import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.candidates import FloatArray, IntArray
-from sglang_hybrid.prefix.reuse import BINS, EDGES_S, flat
+from sglang_hybrid.prefix.eviction.candidates import FloatArray, IntArray
+from sglang_hybrid.prefix.reuse.table import BINS, EDGES_S, flat
 
 SAMPLE = 1024
 _FIRST_ROWS = 64

@@ -7,7 +7,7 @@ nothing to walk over. A mark is in one chain at most.
 from collections.abc import Iterator
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.mark import Mark
+from sglang_hybrid.prefix.tree.mark import Mark
 
 
 class Chain:

@@ -8,12 +8,12 @@ every request it is known how many tokens LRU would have served, whatever the ca
 from collections import OrderedDict
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import Tokens
-from sglang_hybrid.prefix.tree import Match, RadixTree
-from sglang_hybrid.prefix.tree_check import check as check_tree
-from sglang_hybrid.prefix.tree_check import expect, walk
+from sglang_hybrid.prefix.tree.check import check as check_tree
+from sglang_hybrid.prefix.tree.check import expect, walk
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import Match, RadixTree
+from sglang_hybrid.prefix.tree.tokens import Tokens
 
 UNLIMITED = 1 << 62
 

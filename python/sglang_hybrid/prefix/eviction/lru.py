@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy as np
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
 
 
 class Lru:

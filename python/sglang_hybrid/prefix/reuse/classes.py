@@ -7,9 +7,9 @@ gap between its uses, and by whether that mean is of one gap or of more.
 
 import numpy as np
 
-from sglang_hybrid.prefix.candidates import FloatArray
-from sglang_hybrid.prefix.mark import Kind, Mark
-from sglang_hybrid.prefix.reuse import EDGES_S, WIDTHS_S, Prior
+from sglang_hybrid.prefix.eviction.candidates import FloatArray
+from sglang_hybrid.prefix.reuse.table import EDGES_S, WIDTHS_S, Prior
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
 DEPTHS = 4  # ends appended to 1, 2-3, 4-7, 8 and more earlier ones
 ROOMS = 3  # at most 1/16, 1/32, 1/64 of the context is left: what does not fit any more does not come

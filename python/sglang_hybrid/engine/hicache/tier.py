@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.candidates import Candidate
-from sglang_hybrid.prefix.serving import Pool
+from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 
 HOST = {Pool.STATES: Pool.HOST_STATES, Pool.KV: Pool.HOST_KV}
 """The pool in host memory behind each pool of the device."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cpu import host_tier
-from sglang_hybrid.engine.preflight import Model
+from sglang_hybrid.engine.hicache import copies
+from sglang_hybrid.engine.launch.preflight import Model
 
 _PAGED = ("page_first", "page_first_direct", "page_first_kv_split")
 """Layouts of host memory in which a state has a place."""
@@ -44,10 +44,10 @@ def _check_cpu(namespace: Any) -> None:
             compat.engine_version(),
         )
     asked = namespace.hicache_io_backend, namespace.hicache_mem_layout
-    if asked != (host_tier.IO_BACKEND, host_tier.LAYOUT):
+    if asked != (copies.IO_BACKEND, copies.LAYOUT):
         raise _refusal(
-            f"on a CPU it has plain copies only: --hicache-io-backend {host_tier.IO_BACKEND} --hicache-mem-layout "
-            f"{host_tier.LAYOUT}, the defaults there",
+            f"on a CPU it has plain copies only: --hicache-io-backend {copies.IO_BACKEND} --hicache-mem-layout "
+            f"{copies.LAYOUT}, the defaults there",
             f"--hicache-io-backend {asked[0]} --hicache-mem-layout {asked[1]}",
         )
     if namespace.hicache_storage_backend is not None:

@@ -6,10 +6,10 @@ the nearest remaining checkpoint instead, the bytes are the state plus only the 
 """
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.candidates import Candidate, Candidates, FloatArray
-from sglang_hybrid.prefix.gdsf import densities, density
-from sglang_hybrid.prefix.reuse import EDGES_S, ReuseTable
-from sglang_hybrid.prefix.sampled_index import SampledIndex
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.gdsf import densities, density
+from sglang_hybrid.prefix.eviction.sampled_index import SampledIndex
+from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable
 
 
 class Forecast:

@@ -7,8 +7,9 @@ import dataclasses
 import difflib
 from typing import NoReturn
 
-from sglang_hybrid.core.config import HybridConfig, read_mapping
+from sglang_hybrid.core.config import REPLACED, HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.prefix import policies
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,7 +32,7 @@ def hybrid_parser() -> argparse.ArgumentParser:
             dest=option.name,
             type=type(option.default),
             choices=option.metadata["choices"] or None,
-            help=f"{option.metadata['help']} (default: {option.default})",
+            help=f"{option.metadata['help']}{_choices(option.name)} (default: {option.default})",
         )
     return parser
 
@@ -42,7 +43,26 @@ def split(argv: list[str]) -> tuple[HybridConfig, list[str]]:
     values = vars(given)
     source = values.pop("hybrid_config", None)
     merged = {**(read_mapping(source) if source is not None else {}), **values}
-    return HybridConfig.from_mapping(merged), rest
+    for flag in rest:  # those of earlier releases: the configuration says what became of them
+        name = flag.partition("=")[0].removeprefix("--hybrid-").replace("-", "_")
+        if flag.startswith("--hybrid-") and name in REPLACED:
+            merged[name] = ""
+    config = HybridConfig.from_mapping(merged)
+    require_served(config.policy)
+    return config, rest
+
+
+def require_served(policy: str) -> None:
+    """Raise ConfigError unless a server takes the policy of that name."""
+    if not policies.find(policy).served:
+        raise ConfigError(f"the policy is the simulator's, serve one of {', '.join(policies.served())}: {policy!r}")
+
+
+def _choices(name: str) -> str:
+    if name != "policy":
+        return ""
+    known = "; ".join(f"{known}: {policies.POLICIES[known].summary}" for known in policies.served())
+    return f": {known}; marconi:ALPHA: Marconi with a fixed weight".replace("%", "%%")
 
 
 def engine_parser() -> argparse.ArgumentParser:

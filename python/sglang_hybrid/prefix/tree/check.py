@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.node import Node
-from sglang_hybrid.prefix.tokens import TOKEN_BYTES
-from sglang_hybrid.prefix.tree import RadixTree
+from sglang_hybrid.prefix.tree.node import Node
+from sglang_hybrid.prefix.tree.radix_tree import RadixTree
+from sglang_hybrid.prefix.tree.tokens import TOKEN_BYTES
 
 
 def walk(tree: RadixTree) -> Iterator[Node]:

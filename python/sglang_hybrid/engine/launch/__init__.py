@@ -1,0 +1,12 @@
+"""What runs before SGLang starts, in the launcher: bad input ends here, with exit status 2.
+
+| question                                       | where          |
+|------------------------------------------------|----------------|
+| which words of the command line are ours       | flags.py       |
+| a GPU or a CPU                                 | platform.py    |
+| can this model start here: folder, port, sizes | preflight.py   |
+| which arguments does SGLang get                | arguments.py   |
+| which defaults suit a plain CPU                | cpu_profile.py |
+| how many state slots does a request take       | slots.py       |
+| what is wrong with this environment            | doctor.py      |
+"""

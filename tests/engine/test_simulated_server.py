@@ -1,0 +1,61 @@
+"""A simulated server that is fed the requests of a real one serves every one of them the same hit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.sim.live import simulate
+from tests.engine.prompts import words
+from tests.engine.support import Client
+
+pytestmark = pytest.mark.engine
+
+SMALL = ("--max-mamba-cache-size", "24", "--max-total-tokens", "3072", "--chunked-prefill-size", "256")
+SERVERS = {
+    "extra_buffer": ("gdn", "forecast", ("--mamba-radix-cache-strategy", "extra_buffer")),
+    "no_buffer": ("gdn", "forecast", ("--mamba-radix-cache-strategy", "no_buffer")),
+    "marconi": ("mamba2", "marconi-online", ("--mamba-radix-cache-strategy", "no_buffer")),
+}
+
+
+def converse(client: Client, requests: int, seed: int) -> None:
+    """Conversations behind two system prompts, one request after the other."""
+    rng = random.Random(seed)
+    systems, chats = [words(rng, 150), words(rng, 90)], [[]]
+    for _ in range(requests):
+        if rng.random() < 0.5:
+            chat = rng.choice(chats[-6:])
+        else:
+            chat = list(rng.choice(systems)) if rng.random() < 0.7 else []
+            chats.append(chat)
+        prompt = chat + words(rng, rng.randrange(20, 200))
+        if len(prompt) > 700:
+            chats.remove(chat)
+            chats.append([])
+            continue
+        answer, _ = client.generate(prompt, rng.choice((1, 8, 16, 24)))
+        chat[:] = prompt + answer
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_hit_is_the_same(
+    server: str, serve: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    preset, policy, flags = SERVERS[server]
+    log = tmp_path_factory.mktemp("log") / "requests.jsonl"
+    client = serve(preset, *SMALL, *flags, "--hybrid-policy", policy, "--hybrid-request-log", str(log))
+    converse(client, 90, seed=5)
+    client.server.stop()
+    live, again = simulate(log), replay(log)
+    assert again.differences == []
+    assert again.evictions > 50
+    assert sum(live.served) > 5000
+    assert live.simulated == live.served
+    other = simulate(log, "lru")
+    assert other.served == live.served
+    assert other.different > 0, "the policy decides something"
