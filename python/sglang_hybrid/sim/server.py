@@ -86,6 +86,7 @@ class SimulatedServer(TreeCache):
         super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), (Pool.STATES, Pool.KV), False)
         self.shape = shape
         self.running: dict[str, Running] = {}
+        self._stock = self.decisions.policy.stock
         self._slots = 0  # of running requests
         self._own_tokens = 0
         self._first: dict[tuple[str, int], int] = {}
@@ -194,6 +195,10 @@ class SimulatedServer(TreeCache):
             if at is not None:
                 places[at] = wanted
         tail = start + (end - start) // self.shape.grid * self.shape.grid
+        if self._stock:
+            places = {}
+            branch = run.kv_tokens // self.shape.grid * self.shape.grid
+            tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
             places.pop(tail, None)  # SGLang saves that one by itself
         planned = self._reserve(request, places)
@@ -232,7 +237,7 @@ class SimulatedServer(TreeCache):
         request, shape, planned = run.request, self.shape, run.planned
         assert request is not None
         takes_end = (not planned or shape.buffers > 0) if last else self.free_states > shape.states // 8 + 4
-        made = takes_end and self._states(1, now)
+        made = (takes_end or self._stock) and self._states(1, now)
         at = run.tail if shape.buffers else run.computed
         if made and at:
             mark = request.tip if last else self.decisions.mark(request, at, now, spare=True)
@@ -352,13 +357,13 @@ class SimulatedServer(TreeCache):
         """Evict until `count` slots are free; whether they are."""
         short = count - self.free_states
         if short > 0:
-            self._evict(Pool.STATES, short, self.shape.states // AHEAD, now)
+            self._evict(Pool.STATES, short, 0 if self._stock else self.shape.states // AHEAD, now)
         return self.free_states >= count
 
     def _tokens(self, count: int, now: float) -> bool:
         short = count - self.free_tokens
         if short > 0:
-            self._evict(Pool.KV, short, self.shape.kv_tokens // AHEAD, now)
+            self._evict(Pool.KV, short, 0 if self._stock else self.shape.kv_tokens // AHEAD, now)
         return self.free_tokens >= count
 
     def _evict(self, pool: Pool, count: int, ahead: int, now: float) -> None:
