@@ -53,7 +53,7 @@ def test_every_hit_is_the_same(
     client.server.stop()
     live, again = simulate(log), replay(log)
     assert again.differences == []
-    assert again.evictions > 50
+    assert (again.evictions > 50) is (policy != "lru"), "SGLang asks nobody whom to evict by its own order"
     assert sum(live.served) > 5000
     assert live.simulated == live.served
     other = simulate(log, "forecast" if policy == "lru" else "lru")
