@@ -6,8 +6,8 @@ A cache is filled until it holds `leaves` checkpoints and evicts on every commit
 request is 256 tokens or more: half start with one of 64 shared beginnings of 128 tokens, half continue a recent
 sequence by 128.
 Columns, microseconds of processor time of the thread (wall time beside it; a busy machine shows there):
-`match` = lookup; `commit` = match, insert, admission, as many evictions as needed; `learn` = the part of commit spent
-in the ghost history (serving can do it after the response); `decide` = match + commit - learn. The policy `tree` is no
+`match` = lookup; `commit` = all that the simulated cache does for a request, its tree included; `decide` = the part of
+that in `Decisions`, which is what a server asks: history, admission, prices, victims, guard. The policy `tree` is no
 policy but the floor: validation, match, insert and removal of the oldest leaf in the bare tree, nothing decided.
 With `--repeats` above 1 all of it is done anew that many times, request by request the same, and each request counts
 with its lowest processor time (and, apart from that, its lowest wall time): what others on the machine add is not the
@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sglang_hybrid.prefix.cache import Learner, PrefixCache
 
 from benchmarks.provenance import head, write
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import FORM
 from sglang_hybrid.prefix.reuse.classes import PRIORS
-from sglang_hybrid.prefix.reuse.history import History, Sighting
+from sglang_hybrid.prefix.reuse.history import History
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.radix_tree import RadixTree
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.sim.prefix_cache import PrefixCache
 
 MODEL = ModelSpec("unit", 1, 1000, 1.0, 0.0, context_tokens=4096)
 SHARED_TOKENS, NEW_TOKENS, SHARED = 128, 128, 64
@@ -64,22 +64,27 @@ class Requests:
         return tokens
 
 
-class TimedHistory:
-    """A history, or none, that adds up the time spent in it."""
+class Timed:
+    """Decisions that add up the time spent in them, whatever is asked."""
 
-    def __init__(self, inner: Learner | None) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.spent = self.wall = 0.0
-        if inner is not None:
-            self.restart, self.seed, self.check = inner.restart, inner.seed, inner.check
+        self.cpu_s = self.wall_s = 0.0
 
-    def observe(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Sighting:
-        assert self._inner is not None
-        wall, start = time.perf_counter(), time.thread_time()
-        sighting = self._inner.observe(tokens, n_input, now, boundaries)
-        self.spent += time.thread_time() - start
-        self.wall += time.perf_counter() - wall
-        return sighting
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._inner, name)
+        if not callable(asked):
+            return asked
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            wall, start = time.perf_counter(), time.thread_time()
+            answer = asked(*args, **kwargs)
+            self.cpu_s += time.thread_time() - start
+            self.wall_s += time.perf_counter() - wall
+            return answer
+
+        setattr(self, name, ask)
+        return ask
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -87,29 +92,26 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def timed(cache: PrefixCache, requests: Requests, count: int, clock: float) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of processor and of wall time, each of shape [count, 4]: match, commit, learn, decide."""
-    history = TimedHistory(cache.history)
-    if cache.history is not None:
-        cache.history = history
+    """Seconds of processor and of wall time, each of shape [count, 3]: match, commit, decide."""
+    decisions = Timed(cache.decisions)
+    cache.decisions = decisions  # type: ignore[assignment]
     cpu, wall = np.zeros((count, 3)), np.zeros((count, 3))
     for i in range(count):
         tokens = requests.next()
         n_input, now = int(tokens.size) - 16, clock + i * 0.01
-        history.spent = history.wall = 0.0
+        decisions.cpu_s = decisions.wall_s = 0.0
         w0, c0 = time.perf_counter(), time.thread_time()
         cache.lookup(tokens[:n_input], now)
         c1, w1 = time.thread_time(), time.perf_counter()
         cache.commit(tokens, n_input, now)
         c2, w2 = time.thread_time(), time.perf_counter()
-        cpu[i] = c1 - c0, c2 - c1, history.spent
-        wall[i] = w1 - w0, w2 - w1, history.wall
-    decide = np.array((1.0, 1.0, -1.0))
-    return np.column_stack((cpu, cpu @ decide)), np.column_stack((wall, wall @ decide))
+        cpu[i] = c1 - c0, c2 - c1, decisions.cpu_s
+        wall[i] = w1 - w0, w2 - w1, decisions.wall_s
+    return cpu, wall
 
 
 def columns(times: np.ndarray) -> dict[str, dict[str, float]]:
-    names = ("match", "commit", "learn", "decide")
-    return {name: percentiles(each) for name, each in zip(names, times.T, strict=True)}
+    return {name: percentiles(each) for name, each in zip(("match", "commit", "decide"), times.T, strict=True)}
 
 
 def measure(policy: str, leaves: int, count: int, seed: int, repeats: int) -> dict[str, Any]:
@@ -233,7 +235,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 label=f"{policy} {name}",
             )
     axis.axhline(100, color="grey", linewidth=0.8)
-    axis.set(xscale="log", yscale="log", xlabel="cached leaves", ylabel="match + insert + evict, µs of processor time")
+    axis.set(xscale="log", yscale="log", xlabel="cached leaves", ylabel="decisions of a request, µs of processor time")
     axis.legend(fontsize=7, ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

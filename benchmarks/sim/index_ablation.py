@@ -22,21 +22,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sglang_hybrid.prefix.cache import PrefixCache
 
 from benchmarks.provenance import head, write
 from benchmarks.sim.grids import CAPACITIES, HELD_OUT_SEEDS
 from benchmarks.sim.models import MARCONI
 from sglang_hybrid.prefix import FORM
-from sglang_hybrid.prefix.admission import Judicious
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.eviction.gdsf import density
 from sglang_hybrid.prefix.eviction.sampled_index import SampledIndex
-from sglang_hybrid.prefix.guard.guard import Guard
+from sglang_hybrid.prefix.policies import POLICIES, Pricing
 from sglang_hybrid.prefix.reuse.classes import PRIORS
-from sglang_hybrid.prefix.reuse.history import History
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.sim import workloads
+from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.trace import Trace
 
@@ -70,15 +68,17 @@ class Victims:
 
 def hit_rate(name: str, trace: Trace, gb: float) -> tuple[float, int]:
     """Token hit rate of the forecast policy over the index `name`, in points, and the most candidates it had."""
-    table = ReuseTable(PRIORS)
-    victims = Victims(INDICES[name](table.index))
-    history = History(table, context_tokens=MARCONI.context_tokens)
-    guard = Guard(MARCONI.kv_bytes_per_token, MARCONI.checkpoint_bytes)
+    made: list[Victims] = []
+
+    def index(pricing: Pricing) -> Victims:
+        made.append(Victims(INDICES[name](pricing.table.index)))
+        return made[-1]
+
     capacity = round(gb * 1e9)
-    cache = PrefixCache(MARCONI, capacity, Judicious(), victims, history, bypass=True, guard=guard)
+    cache = PrefixCache(MARCONI, capacity, POLICIES["forecast"]._replace(eviction=index))
     result = replay(trace, cache, capacity, time.process_time)
     result.check()
-    return 100.0 * int(result.hit_tokens.sum()) / trace.n_input_tokens, victims.most
+    return 100.0 * int(result.hit_tokens.sum()) / trace.n_input_tokens, max(victims.most for victims in made)
 
 
 def cost(name: str, candidates: int, requests: int, repeats: int) -> dict[str, Any]:

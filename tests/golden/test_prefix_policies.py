@@ -24,14 +24,14 @@ GOLDEN = {
     "superseded": 248_637,
     "vllm+": 57_074,
     "sglang-chunks": 179_207,
-    "gdsf": 235_670,
-    "marconi": 227_109,
-    "marconi-paper": 213_983,
-    "marconi-online": 236_971,
+    "gdsf": 236_279,
+    "marconi": 225_963,
+    "marconi-paper": 221_004,
+    "marconi-online": 237_758,
     "forecast-unguarded": 284_372,
     "forecast": 284_372,
     "marconi:0": 230_686,
-    "marconi:1": 230_933,
+    "marconi:1": 230_798,
 }
 
 

@@ -30,7 +30,7 @@ TRACES = {
 
 # (workload, capacity in GB): tokens skipped by a clairvoyant, then by each of POLICIES
 HITS = {
-    ("sharegpt?seed=7&sessions=12", 0.5): (120485, 75405, 86354, 13055, 76012, 78210, 101309),
+    ("sharegpt?seed=7&sessions=12", 0.5): (120485, 75405, 86354, 13055, 76012, 79386, 101309),
     ("lmsys?seed=7&sessions=8", 1.0): (465500, 353852, 366317, 99195, 354060, 353872, 340303),
     ("agentic?seed=7&sessions=8", 2.0): (884034, 500430, 504153, 249376, 508987, 500430, 920397),
     ("swebench?seed=7&sessions=8", 3.0): (1137144, 305773, 306943, 61761, 297110, 312806, 1058839),

@@ -64,7 +64,7 @@ class EveryChunk(EveryN):
         super().__init__(2048)
 
 
-class BranchAndEnd:
+class MarconiAdmission:
     """Marconi (section 4.1): the branch point of a speculative insertion of the prompt, and the end.
 
     A branch point is seen only while the KV of the earlier request is still cached.
@@ -76,7 +76,7 @@ class BranchAndEnd:
         return [kv_tokens, end] if start < kv_tokens < min(end, request.prompt_tokens) else [end]
 
 
-class Judicious:
+class HistoryAdmission:
     """Branch and end in one pass, seen by the history, plus declared boundaries the first time they are computed.
 
     Besides the deepest branch point, shared positions on the way that lost their state are taken again: marks that are

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.admission import AdmissionPolicy, BranchAndEnd, EveryChunk, EveryN, Judicious
+from sglang_hybrid.prefix.admission import AdmissionPolicy, EveryChunk, EveryN, HistoryAdmission, MarconiAdmission
 from sglang_hybrid.prefix.eviction.candidates import VictimIndex
 from sglang_hybrid.prefix.eviction.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.eviction.gdsf import Gdsf
@@ -73,26 +73,26 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "forecast": Policy(
             "odds of reuse x FLOPs per byte, both learned online; never far behind LRU",
-            Judicious, _forecast, served=True, guarded=True,
+            HistoryAdmission, _forecast, served=True, guarded=True,
         ),
-        "forecast-unguarded": Policy("forecast without its bound against LRU", Judicious, _forecast),
-        "recency": Policy("the checkpoints of forecast, evicted by LRU", Judicious, _lru, served=True),
-        "lru": Policy("what SGLang does: branch point and end, LRU", BranchAndEnd, _lru, served=True, stock=True),
+        "forecast-unguarded": Policy("forecast without its bound against LRU", HistoryAdmission, _forecast),
+        "recency": Policy("the checkpoints of forecast, evicted by LRU", HistoryAdmission, _lru, served=True),
+        "lru": Policy("what SGLang does: branch point and end, LRU", MarconiAdmission, _lru, served=True, stock=True),
         "superseded": Policy(
-            "lru, but a state whose continuation is saved goes first", BranchAndEnd, _superseded_first
+            "lru, but a state whose continuation is saved goes first", MarconiAdmission, _superseded_first
         ),
         "marconi": Policy(
             "Marconi, its weight tuned by replays that are repeated as the log grows",
-            BranchAndEnd, _flop_aware, tuner="bootstrap",
+            MarconiAdmission, _flop_aware, tuner="bootstrap",
         ),
         "marconi-paper": Policy(
-            "Marconi, its weight tuned once, as published", BranchAndEnd, _flop_aware, tuner="bootstrap"
+            "Marconi, its weight tuned once, as published", MarconiAdmission, _flop_aware, tuner="bootstrap"
         ),
         "marconi-online": Policy(
             "Marconi, its weight tuned by the regret of past evictions; never far behind LRU",
-            BranchAndEnd, _flop_aware, served=True, guarded=True, tuner="regret",
+            MarconiAdmission, _flop_aware, served=True, guarded=True, tuner="regret",
         ),
-        "gdsf": Policy("GreedyDual-Size-Frequency over FLOPs and bytes", BranchAndEnd, _gdsf),
+        "gdsf": Policy("GreedyDual-Size-Frequency over FLOPs and bytes", MarconiAdmission, _gdsf),
         "vllm+": Policy("a state every 32 tokens, LRU", EveryN, _lru),
         "sglang-chunks": Policy("a state at the end of every chunk, LRU", EveryChunk, _lru),
     }
@@ -112,7 +112,7 @@ def find(name: str) -> Policy:
             raise ConfigError(f"write a fixed weight as marconi:0.5: {name!r}") from None
         if not 0.0 <= alpha < float("inf"):
             raise ConfigError(f"the weight of FLOP efficiency is 0 or more, as in marconi:0.5: {name!r}")
-        return Policy("Marconi with a fixed weight", BranchAndEnd, _flop_aware, served=True, alpha=alpha)
+        return Policy("Marconi with a fixed weight", MarconiAdmission, _flop_aware, served=True, alpha=alpha)
     if name not in POLICIES:
         raise ConfigError(f"unknown policy, choose one of {', '.join(POLICIES)} or marconi:ALPHA: {name!r}")
     return POLICIES[name]

@@ -70,6 +70,7 @@ class Running:
     own_tokens: int = 0
     slots: int = 0
     tip: Node | None = None
+    promised: int = 0  # tokens of prompt and answer, at most
     planned: dict[int, int] = field(default_factory=dict)  # positions of the last pass, and what each was wanted for
     tail: int = 0  # where SGLang saves a state of the last pass by itself
     decodes: bool = False
@@ -99,9 +100,21 @@ class SimulatedServer(TreeCache):
         """Tokens of KV that nobody has."""
         return self.shape.kv_tokens - self.tree.kv_tokens - self._own_tokens
 
+    def holds(self, tokens: int) -> bool:
+        """Whether a request of so many tokens in all can ever run."""
+        return 0 < tokens <= self.shape.kv_tokens
+
+    def room_for(self, tokens: int) -> bool:
+        """Whether a request of so many tokens in all can run beside those that do, whatever has to be evicted."""
+        runs = self.running.values()
+        held = sum(run.own_tokens + (0 if run.held is None else run.held.end) for run in runs)
+        promised = sum(max(0, run.promised - run.computed) for run in runs)
+        slots = sum(run.slots for run in runs) + sum(run.copies for run in runs)
+        return held + promised + tokens <= self.shape.kv_tokens and slots + SLOTS_PER_PASS < self.shape.states
+
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens of the prompt `tokens` that could be skipped now; 0 for one that the server can never hold."""
-        if len(tokens) > self.shape.kv_tokens:
+        if not self.holds(len(tokens)):
             return 0
         return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).restart_tokens
 
@@ -111,7 +124,7 @@ class SimulatedServer(TreeCache):
         One that the server can never hold is refused, as SGLang does.
         """
         tokens = as_tokens(tokens)
-        if not n_input or tokens.size > self.shape.kv_tokens:
+        if not n_input or not self.holds(tokens.size):
             return
         self.arrive("", tokens[:n_input], now, None, boundaries)
         computed = max(n_input, tokens.size - 1)  # nobody computes the last token of an answer
@@ -126,13 +139,16 @@ class SimulatedServer(TreeCache):
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
         limit: int = NO_LIMIT,
+        answer_tokens: int = 0,
     ) -> int:
         """Match the prompt `tokens` and compute it; returns how many tokens of it were skipped.
 
-        It may resume at `limit` at most. Raises ConfigError if the server can never hold it.
+        It may resume at `limit` at most; its answer takes up to `answer_tokens` (`room_for` counts on them). Raises
+        ConfigError if the server can never hold it.
         """
         tokens = as_tokens(tokens)
         run = Running(request_id, tokens, namespace, boundaries, limit, self._key(tokens, namespace))
+        run.promised = tokens.size + answer_tokens
         self.running[request_id] = run
         self._match(run, now)
         chunk = self.shape.chunk_tokens or max(1, tokens.size)

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from sglang_hybrid.core.clock import LogicalClock, MonotonicClock
 from sglang_hybrid.core.config import HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
 
@@ -71,12 +70,3 @@ def test_inline_configuration_may_be_json_or_yaml() -> None:
 def test_a_whole_number_is_a_whole_number(value: object) -> None:
     with pytest.raises(ConfigError, match="cpu_threads must be of type int"):
         HybridConfig.from_mapping({"cpu_threads": value})
-
-
-def test_clocks_never_go_back() -> None:
-    clock = LogicalClock(5.0)
-    assert clock.advance(0.5) == clock.now() == 5.5
-    with pytest.raises(ValueError, match="cannot go backwards: -1"):
-        clock.advance(-1)
-    wall = MonotonicClock()
-    assert wall.now() <= wall.now()

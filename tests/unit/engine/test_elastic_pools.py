@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.memory.sizing import KV, STATE
+from tests.clock import LogicalClock
 from tests.unit.engine.arenas import FailingHost, opened
 
 COUNTS = st.integers(1, 40)

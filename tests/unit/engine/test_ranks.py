@@ -13,11 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_hybrid.core.clock import LogicalClock
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.memory.sizing import KV, STATE
+from tests.clock import LogicalClock
 from tests.unit.engine.arenas import FailingHost, opened
 
 KINDS = st.sampled_from([KV, STATE])

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.admission import AdmissionPolicy, BranchAndEnd, EveryN, Judicious, reachable
+from sglang_hybrid.prefix.admission import AdmissionPolicy, EveryN, HistoryAdmission, MarconiAdmission, reachable
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
@@ -31,30 +31,30 @@ def test_every_n_takes_whole_blocks_and_the_end() -> None:
 
 
 def test_marconi_takes_the_branch_point_and_the_last_token() -> None:
-    assert asked(BranchAndEnd()) == [130]
-    assert asked(BranchAndEnd(), kv=40) == [40, 130]
-    assert asked(BranchAndEnd(), kv=40, start=40) == [130]
-    assert asked(BranchAndEnd(), kv=100) == [130]  # the whole prompt was known: no branch in it
+    assert asked(MarconiAdmission()) == [130]
+    assert asked(MarconiAdmission(), kv=40) == [40, 130]
+    assert asked(MarconiAdmission(), kv=40, start=40) == [130]
+    assert asked(MarconiAdmission(), kv=100) == [130]  # the whole prompt was known: no branch in it
 
 
 def test_judicious_sees_a_branch_whose_kv_is_gone() -> None:
-    assert asked(Judicious(), seen=40) == [40, 130]
+    assert asked(HistoryAdmission(), seen=40) == [40, 130]
 
 
 def test_judicious_takes_shared_positions_again_but_no_superseded_ends() -> None:
     earlier = (20, Kind.BRANCH), (50, Kind.SUPERSEDED), (70, Kind.DECLARED)
-    assert asked(Judicious(), *earlier, seen=90) == [20, 70, 90, 130]
-    assert asked(Judicious(), *earlier, seen=90, start=20) == [70, 90, 130]
+    assert asked(HistoryAdmission(), *earlier, seen=90) == [20, 70, 90, 130]
+    assert asked(HistoryAdmission(), *earlier, seen=90, start=20) == [70, 90, 130]
 
 
 def test_judicious_takes_declared_boundaries_at_first_sight() -> None:
-    assert asked(Judicious(), boundaries=(60,)) == [60, 130]
+    assert asked(HistoryAdmission(), boundaries=(60,)) == [60, 130]
 
 
 def test_judicious_refuses_what_adds_less_than_a_few_tokens() -> None:
-    assert asked(Judicious(16), seen=5) == [130]
-    assert asked(Judicious(16), seen=40, start=30) == [130]
-    assert asked(Judicious(16), seen=46, start=30) == [46, 130]
+    assert asked(HistoryAdmission(16), seen=5) == [130]
+    assert asked(HistoryAdmission(16), seen=40, start=30) == [130]
+    assert asked(HistoryAdmission(16), seen=46, start=30) == [46, 130]
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -167,17 +167,6 @@ def test_misuse_is_an_invariant_error() -> None:
         tree.trim(node, 1)
 
 
-def test_slots_follow_splits_absorption_and_eviction() -> None:
-    tree: RadixTree = RadixTree()
-    slots = np.arange(100, 104)
-    tree.attach(tree.insert(seq("abcd"), 0.0, slots), MARKS["abcd"])
-    tree.attach(tree.node_at(tree.match(seq("abcd")).node, 2), MARKS["ab"])
-    assert {n.end: n.slots.tolist() for n in walk(tree) if n.slots is not None} == {2: [100, 101], 4: [102, 103]}
-    tree.drop(tree.match(seq("ab")).restart)
-    freed = tree.drop(tree.match(seq("abcd")).restart)
-    assert [s.tolist() for s in freed.slots] == [[100, 101, 102, 103]]
-
-
 def test_trim_cuts_a_pure_kv_leaf_from_its_end() -> None:
     tree = grown("abcdef", kv_only=True)
     leaf = tree.match(seq("abcdef")).node

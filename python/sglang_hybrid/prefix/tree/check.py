@@ -40,7 +40,6 @@ def _check_node(node: Node, tree: RadixTree) -> None:
     )
     expect(node.end == parent.end + tokens.size, "end position", node.end, parent.end)
     expect(node.locks == node.pins + sum(c.locks for c in node.children.values()), "locks", node.locks, node.pins)
-    expect(node.slots is None or node.slots.size == tokens.size, "slots", node.id, node.end)
     keeps = node.state is not None or len(node.children) > 1 or node.pins > 0 or tree.kv_only or not tree.settles
     expect(keeps, "normal form: a node without a reason to exist", node.id, node.end)
 

@@ -3,14 +3,10 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.tokens import TOKEN_BYTES, Tokens
-
-Slots = npt.NDArray[np.int64]
-
 
 _CHILDLESS: dict[int, Any] = {}
 
@@ -20,12 +16,11 @@ class Node:
     """The edge `raw` (positions [start, end) of the sequence) with its KV, and the checkpoint at `end`, if any.
 
     `raw` holds the int32 token ids as bytes, which are compared and cut without an array each; `first` is the first id.
-    `state` is the mark of the checkpoint; None means there is none. `slots` are the
-    KV slots of the edge, or None where KV is only counted. `pins` counts locks taken on this very node, `locks` those
-    on it or any descendant. A node whose `parent` is None is the root or has left the tree.
+    `state` is the mark of the checkpoint; None means there is none. `pins` counts locks taken on this very node,
+    `locks` those on it or any descendant. A node whose `parent` is None is the root or has left the tree.
     """
 
-    __slots__ = ("children", "end", "first", "id", "last_s", "locks", "parent", "pins", "raw", "slots", "state")
+    __slots__ = ("children", "end", "first", "id", "last_s", "locks", "parent", "pins", "raw", "state")
 
     def __init__(self, node_id: int, raw: bytes, first: int, end: int, parent: "Node | None", now: float) -> None:
         self.id = node_id
@@ -35,7 +30,6 @@ class Node:
         self.parent = parent
         self.children: dict[int, Node] = _CHILDLESS  # most nodes are leaves; see `adopt`
         self.state: Mark | None = None
-        self.slots: Slots | None = None
         self.pins = 0
         self.locks = 0
         self.last_s = now

@@ -14,12 +14,11 @@ changed since the caller last cleared it: in `changed` the nodes with other chil
 from itertools import islice
 from typing import final
 
-import numpy as np
 from mypy_extensions import mypyc_attr
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.prefix.tree.mark import Mark
-from sglang_hybrid.prefix.tree.node import Node, Slots
+from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import TOKEN_BYTES, Tokens, common_prefix
 
 REBASED_CHILDREN = 32
@@ -45,14 +44,13 @@ class Match:
 
 
 class Freed:
-    """What an operation gave back: KV tokens (and their slots), checkpoints."""
+    """What an operation gave back: KV tokens, checkpoints."""
 
-    __slots__ = ("kv_tokens", "slots", "states")
+    __slots__ = ("kv_tokens", "states")
 
     def __init__(self, kv_tokens: int = 0) -> None:
         self.kv_tokens = kv_tokens
         self.states: list[Mark] = []
-        self.slots: list[Slots] = []
 
 
 class RadixTree:
@@ -96,11 +94,11 @@ class RadixTree:
             return Match(position, restart.end, node, partial, restart)
         return Match(position, min(position, limit), node, partial, partial or node)
 
-    def insert(self, tokens: Tokens, now: float, slots: Slots | None = None, found: Match | None = None) -> Node:
+    def insert(self, tokens: Tokens, now: float, found: Match | None = None) -> Node:
         """The node that ends exactly at `tokens`, created (with KV on the missing part) if need be; the root if empty.
 
         `found`, a match of a prefix of `tokens` whose node is still in the tree, saves walking that prefix again.
-        `slots`, one per token, are kept for the newly created part only. Without a checkpoint or a pin the new leaf is
+        Without a checkpoint or a pin the new leaf is
         not in normal form: the caller attaches a state, pins it, or calls `settle`.
         """
         node = self.root if found is None else found.node
@@ -114,7 +112,6 @@ class RadixTree:
             return node
         leaf: Node = Node(self._next_id, tokens[start:].tobytes(), tokens.item(start), tokens.size, node, now)
         self._next_id += 1
-        leaf.slots = None if slots is None else slots[start:].copy()
         node.adopt(leaf)
         self.nodes += 1
         self.kv_tokens += leaf.end - start
@@ -124,8 +121,8 @@ class RadixTree:
 
     def lengthen(self, leaf: Node, tokens: Tokens) -> None:
         """Let `tokens` follow upon a leaf, whose checkpoint is at their end then; KV is only counted."""
-        if leaf.parent is None or leaf.children or leaf.slots is not None:
-            raise InvariantError(f"only a live leaf without KV slots can be lengthened: node {leaf.id}")
+        if leaf.parent is None or leaf.children:
+            raise InvariantError(f"only a live leaf can be lengthened: node {leaf.id}")
         leaf.raw += tokens.tobytes()
         leaf.end += tokens.size
         self.kv_tokens += tokens.size
@@ -144,8 +141,6 @@ class RadixTree:
         self._next_id += 1
         self.nodes += 1
         upper.locks = node.locks
-        if node.slots is not None:
-            upper.slots, node.slots = node.slots[:cut].copy(), node.slots[cut:].copy()
         parent.children[upper.first] = upper
         node.first = node.tokens.item(cut)
         node.raw = node.raw[cut * TOKEN_BYTES :]
@@ -227,9 +222,6 @@ class RadixTree:
         if keep <= 0:
             return self.drop(leaf)
         freed: Freed = Freed(kv_tokens)
-        if leaf.slots is not None:
-            freed.slots.append(leaf.slots[keep:])
-            leaf.slots = leaf.slots[:keep].copy()
         leaf.raw = leaf.raw[: keep * TOKEN_BYTES]
         leaf.end -= kv_tokens
         self.kv_tokens -= kv_tokens
@@ -261,8 +253,6 @@ class RadixTree:
         size = leaf.end - parent.end
         self.kv_tokens -= size
         freed.kv_tokens += size
-        if leaf.slots is not None:
-            freed.slots.append(leaf.slots)
         self.changed[parent.id] = parent
         if not (self.kv_only and parent.is_leaf):
             self._settle(parent, freed)
@@ -274,8 +264,6 @@ class RadixTree:
             raise InvariantError(f"the root cannot be absorbed: node {upper.id}")
         child.raw = upper.raw + child.raw
         child.first = upper.first
-        if upper.slots is not None and child.slots is not None:
-            child.slots = np.concatenate((upper.slots, child.slots))
         child.parent = parent
         parent.children[child.first] = child
         self._forget(upper)

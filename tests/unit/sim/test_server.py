@@ -1,0 +1,81 @@
+"""A simulated server: one request after the other, side by side, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.tree.tokens import Tokens
+from sglang_hybrid.sim.concurrent import serve
+from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.workloads import parse
+
+MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
+TRACE = "sharegpt?seed=3&sessions=10"
+
+
+def text(seed: int, n: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
+
+
+def server(states: int = 24, kv_tokens: int = 20_000, **more: int) -> SimulatedServer:
+    return SimulatedServer(MODEL, Shape(states, kv_tokens, **more))
+
+
+def quiet(found: SimulatedServer) -> bool:
+    """Whether all that ran gave its memory back."""
+    found.check()
+    states = found.free_states + found.tree.states == found.shape.states
+    return states and found.free_tokens + found.tree.kv_tokens == found.shape.kv_tokens
+
+
+def test_the_second_turn_resumes_on_the_grid_and_without_buffers_at_the_end_of_the_first() -> None:
+    whole = text(1, 400)
+    for more, hit in (({"grid": 64}, 192), ({"grid": 1, "buffers": 0}, 220)):
+        found = server(**more)
+        found.commit(whole[:221], 200, 0.0)
+        assert found.lookup(whole[:300], 1.0) == hit
+        assert quiet(found)
+
+
+def test_one_at_a_time_it_serves_what_a_replay_does() -> None:
+    trace, one, other = parse(TRACE), server(), server()
+    hits = serve(trace, one, concurrency=1, tokens_per_s=1e9)
+    again = []
+    for r in trace.requests:
+        again.append(other.lookup(r.input_tokens, r.ts))
+        other.commit(r.tokens, r.n_input, r.ts)
+    assert hits.tolist() == again
+    assert hits.sum() > 0
+    assert quiet(one)
+
+
+@pytest.mark.parametrize("concurrency", [2, 6])
+@pytest.mark.parametrize("buffers", [0, 2])
+def test_side_by_side_all_are_served_and_the_cache_has_less_room(concurrency: int, buffers: int) -> None:
+    trace, grid = parse(TRACE), 64 if buffers else 1
+    alone = serve(trace, server(grid=grid, buffers=buffers), 1, 1e9)
+    found = server(grid=grid, buffers=buffers)
+    hits = serve(trace, found, concurrency, tokens_per_s=2.0)
+    assert quiet(found)
+    assert 0 < hits.sum() < alone.sum()
+    assert (hits < np.array([r.n_input for r in trace.requests])).all()
+
+
+def test_memory_for_one_request_at_a_time_serves_all_of_them_one_by_one() -> None:
+    trace = parse(TRACE)
+    longest = max(r.tokens.size for r in trace.requests)
+    found = server(states=8, kv_tokens=longest)
+    assert serve(trace, found, concurrency=8, tokens_per_s=1.0).sum() > 0
+    assert quiet(found)
+
+
+def test_what_it_can_never_hold_is_refused() -> None:
+    found = server(kv_tokens=300)
+    found.commit(text(1, 400), 350, 0.0)
+    assert found.lookup(text(1, 400), 1.0) == 0
+    assert found.tree.nodes == 0
+    with pytest.raises(ConfigError, match="slots"):
+        Shape(3, 1000)
+    with pytest.raises(ConfigError, match="positive pace"):
+        serve(parse(TRACE), found, 0, 1.0)
