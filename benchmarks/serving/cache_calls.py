@@ -69,15 +69,15 @@ class Load:
         from sglang.srt.mem_cache.common import release_kv_cache
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        tree, driver, prompt, answer = self.tree, self.tree.driver, self.prompt(), self.words(ANSWER)
+        tree, coordinator, prompt, answer = self.tree, self.tree.coordinator, self.prompt(), self.words(ANSWER)
         cache, rows = tree.cache, tree.rows
         tree.clock.advance(0.1)
         self.number += 1
         req = Req(str(self.number), "", array("q", prompt), SamplingParams(max_new_tokens=ANSWER))
         marks = [time.thread_time()]
         req.init_next_round_input(cache)
-        if driver is not None:
-            assert driver.room_for(req, [])
+        if coordinator is not None:
+            assert coordinator.memory.room_for(SimpleNamespace(can_run_list=[]), req)
         req.lock_receipt = cache.inc_lock_ref(req.last_node).to_dec_params()
         marks.append(time.thread_time())
         start, end = len(req.prefix_indices), len(prompt)
@@ -88,10 +88,10 @@ class Load:
         rows.write((row, slice(start, end)), slots)
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end
         marks.append(time.thread_time())
-        if driver is not None:
-            driver.plan(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[end - start]))
+        if coordinator is not None:
+            coordinator.plan(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[end - start]))
         marks.append(time.thread_time())
-        if driver is not None:  # the forward pass
+        if coordinator is not None:  # the forward pass
             for checkpoint in req.sglang_hybrid.planned:
                 checkpoint.written = True
         asked = time.thread_time()

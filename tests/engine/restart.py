@@ -39,9 +39,9 @@ class TieredTree(Tree):
         done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state))
         if done.mamba_exist:
             self.rows.mamba_allocator.free(state)
-        elif self.driver is not None:
+        elif self.coordinator is not None:
             node = self.core.node_by_id(done.last_device_node)
-            self.driver.tier.saved(node)
+            self.coordinator.tier.saved(node)
         return True
 
     def pools(self) -> list[Any]:
@@ -51,8 +51,8 @@ class TieredTree(Tree):
 
     def step(self) -> None:
         """Between two passes: copies that ended are taken note of, those that SGLang left out begin."""
-        if self.driver is not None:
-            self.driver.tier.back_up()
+        if self.coordinator is not None:
+            self.coordinator.tier.back_up()
         self.cache.check_hicache_events()
 
     def restart(self, tokens: list[int], runs: bool = False) -> tuple[int, int]:
@@ -69,8 +69,8 @@ class TieredTree(Tree):
         req.last_node, req.best_match_node = found.last_device_node, found.best_match_node
         req.host_hit_length, req.mamba_host_hit_length = found.host_hit_length, found.mamba_host_hit_length
         prefix, loaded, node = found.device_indices, 0, req.last_node
-        if self.driver is not None:
-            self.driver.tier.secure(self.driver, req)
+        if self.coordinator is not None:
+            self.coordinator.tier.secure(self.coordinator.memory, req)
         if req.host_hit_length or req.mamba_host_hit_length:
             receipt = self.cache.inc_lock_ref(req.last_node)
             more, node = self.cache.init_load_back(

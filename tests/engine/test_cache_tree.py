@@ -54,16 +54,16 @@ def test_random_steps_leave_tree_pools_and_indices_consistent(policy: str, page:
             tree.slots.clear()
             tree.rows.mamba_allocator.clear()
         tree.check()
-    assert tree.driver is not None
-    assert tree.driver.counts["states_evicted"] > 20, "nothing was evicted, so nothing was tested"
+    assert tree.coordinator is not None
+    assert tree.coordinator.account.counts["states_evicted"] > 20, "nothing was evicted, so nothing was tested"
 
 
 @pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_the_victim_is_the_lowest_score_of_all(policy: str) -> None:
     """The indices are fed only what changed; their victim equals scoring every candidate of the tree anew."""
     rng, tree = random.Random(1), Tree(policy, tokens=2048, states=16)
-    assert tree.driver is not None
-    victims, decisions, core = tree.driver.victims, tree.driver.decisions, tree.core
+    assert tree.coordinator is not None
+    victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
     compared = 0
     for _ in range(300):
         tree.clock.advance(rng.uniform(0, 20))
@@ -110,29 +110,29 @@ def test_lru_is_stock(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert stock.held() == ours.held()
         if step % 20 == 0:
             assert [stock.match(probe)[0] for probe in probes] == [ours.match(probe)[0] for probe in probes]
-    assert ours.driver is not None
-    assert ours.driver.counts["states_evicted"] > 50
+    assert ours.coordinator is not None
+    assert ours.coordinator.account.counts["states_evicted"] > 50
 
 
 def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
     """A state on the grid can stand for the end of a prompt and for the system prompt that others begin with."""
     tree = Tree("forecast", tokens=4096, page_size=64)
-    driver, words = tree.driver, random.Random(5).sample(range(3, 4000), 600)
-    assert driver is not None
+    coordinator, words = tree.coordinator, random.Random(5).sample(range(3, 4000), 600)
+    assert coordinator is not None
     system, prompts = words[:128], [words[:128] + words[128 + 40 * i : 168 + 40 * i] for i in range(3)]
 
     def asks(name: str, prompt: list[int], start: int) -> Tracked:
         tree.clock.advance(1.0)
         record = Tracked(matched=tree.match(prompt)[1])
-        record.request = driver.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
-        driver._use(record, record.request)
+        record.request = coordinator.decisions.arrive(name, np.array(prompt, np.int32), tree.clock.now(), start, start)
+        coordinator._use(record, record.request)
         return record
 
     def saves(record: Tracked, tokens: list[int]) -> Any:
         tree.insert(tokens)
         node = tree.core._node_arena[tree.match(tokens)[1]]
         assert record.request is not None
-        driver.saved(node, record.request.tip, record)
+        coordinator.saved(node, record.request.tip, record)
         return node
 
     first = asks("first", prompts[0], 0)
@@ -151,9 +151,9 @@ def test_what_others_share_is_not_superseded_by_the_turn_behind_it() -> None:
 def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(page_size: int) -> None:
     """The hot prompt is saved and used, cold ones push it out of a cache whose order is the worst there is."""
     tree = Tree("forecast", tokens=2048, states=8, page_size=page_size)
-    driver, rng = tree.driver, random.Random(7)
-    assert driver is not None
-    guard = driver.decisions.guard
+    coordinator, rng = tree.coordinator, random.Random(7)
+    assert coordinator is not None
+    guard = coordinator.decisions.guard
     assert guard is not None
 
     def serves(name: str, prompt: list[int]) -> Any:
@@ -163,12 +163,12 @@ def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(p
         req = SimpleNamespace(
             rid=name, origin_input_ids=prompt, return_logprob=False, sampling_params=SimpleNamespace()
         )
-        driver._arrive(req, record, start)
+        coordinator._arrive(req, record, start)
         tree.insert(prompt)
         node = tree.core._node_arena[tree.match(prompt)[1]]
         assert record.request is not None
-        driver.saved(node, record.request.tip, record)
-        driver.decisions.computed(name)
+        coordinator.saved(node, record.request.tip, record)
+        coordinator.decisions.computed(name)
         return node
 
     prompts = [rng.sample(range(3, 4000), 192) for _ in range(20)]
@@ -176,12 +176,12 @@ def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(p
         serves(f"cold {number}", prompt)
         assert guard.shadow.tree.states <= tree.held()[0]
         assert guard.shadow.tree.kv_tokens - tree.held()[1] <= number + 1  # the namespace's token of each
-        driver.decisions.check()
-    assert driver.counts["states_evicted"] > 5
+        coordinator.decisions.check()
+    assert coordinator.account.counts["states_evicted"] > 5
     last = prompts[-1] + rng.sample(range(3, 4000), 64)
-    assert guard.shadow.tree.match(driver.decisions._keyed(np.array(last), None), 200).restart_tokens == 193
+    assert guard.shadow.tree.match(coordinator.decisions._keyed(np.array(last), None), 200).restart_tokens == 193
     used = serves("again", last)
-    assert used.hybrid_mark.touch == driver.decisions._uses
+    assert used.hybrid_mark.touch == coordinator.decisions._uses
     tree.cache.reset()
     tree.slots.clear()
     tree.rows.mamba_allocator.clear()

@@ -30,7 +30,7 @@ def test_random_steps_restore_every_bit(policy: str, page: int, write_policy: st
     """Whatever a request restarts from, on the device or loaded back, is what was computed for its tokens."""
     size = {"tokens": 4096 if page > 1 else 600, "states": 8, "page_size": page}
     tree = TieredTree(policy, **size, host_ratio=1.5, write_policy=write_policy)
-    assert tree.driver is not None
+    assert tree.coordinator is not None
     rng, restored = random.Random(page), 0
     for _ in range(400):
         tree.clock.advance(rng.choice((0.0, 0.5, 30.0)))
@@ -44,15 +44,15 @@ def test_random_steps_restore_every_bit(policy: str, page: int, write_policy: st
             tree.step()
         tree.check()
     assert restored > 300, "nothing came back, so nothing was tested"
-    assert tree.driver.counts["states_evicted"] > 20
+    assert tree.coordinator.account.counts["states_evicted"] > 20
 
 
 @pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_the_victim_is_the_lowest_score_of_its_tier(policy: str) -> None:
     """Fed only what changed, the indices of both tiers give what scoring everything in the pool anew gives."""
     rng, tree = random.Random(1), TieredTree(policy, tokens=1500, states=12, host_ratio=2)
-    assert tree.driver is not None
-    victims, decisions, core = tree.driver.victims, tree.driver.decisions, tree.core
+    assert tree.coordinator is not None
+    victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
     compared = Counter[Pool]()
     for _ in range(250):
         tree.clock.advance(rng.uniform(0, 20))
@@ -90,8 +90,8 @@ def test_a_second_state_of_a_pass_is_copied_too() -> None:
 
 def test_a_state_is_lost_when_it_left_both_tiers() -> None:
     tree = TieredTree("forecast", tokens=600, states=4, host_ratio=1)
-    assert tree.driver is not None
-    mark = tree.driver.decisions.mark(None, 200, 0.0)
+    assert tree.coordinator is not None
+    mark = tree.coordinator.decisions.mark(None, 200, 0.0)
     tree.insert([1] * 200)
     tree.core.node_by_id(tree.match([1] * 200)[1]).hybrid_mark = mark
     tree.step()

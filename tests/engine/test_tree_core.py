@@ -80,13 +80,16 @@ def begin(tree: Tree, name: str, prompt: list[int], answer: list[int]) -> Runnin
     from sglang.srt.mem_cache.allocation import alloc_req_slots, alloc_token_slots
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    driver = tree.driver
-    assert driver is not None
+    coordinator = tree.coordinator
+    assert coordinator is not None
     req = Req(name, "", array("q", prompt), SamplingParams(max_new_tokens=len(answer)))
     req.init_next_round_input(tree.cache)
     need = 2 * len(prompt) - len(req.prefix_indices) + len(answer)
-    if not driver.room_for(req, []) or tree.slots.available_size() + tree.cache.full_evictable_size() < need:
-        driver.let_go(req)
+    if (
+        not coordinator.memory.room_for(SimpleNamespace(can_run_list=[]), req)
+        or tree.slots.available_size() + tree.cache.full_evictable_size() < need
+    ):
+        coordinator.memory.let_go(req)
         return None
     req.lock_receipt = tree.cache.inc_lock_ref(req.last_node).to_dec_params()
     start, end = len(req.prefix_indices), len(prompt)
@@ -95,7 +98,7 @@ def begin(tree: Tree, name: str, prompt: list[int], answer: list[int]) -> Runnin
     tree.rows.write((row, slice(0, start)), req.prefix_indices)
     tree.rows.write((row, slice(start, end)), alloc_token_slots(tree.cache, end - start))
     req.kv.kv_allocated_len = req.kv.kv_committed_len = end
-    driver.plan(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[end - start]))
+    coordinator.plan(SimpleNamespace(reqs=[req], prefix_lens=[start], extend_lens=[end - start]))
     for checkpoint in req.sglang_hybrid.planned:
         checkpoint.written = True
     tree.cache.cache_unfinished_req(req)
@@ -143,11 +146,11 @@ def test_whole_requests_leave_the_same_tree(policy: str, monkeypatch: pytest.Mon
                 running.append((begun[0], begun[1]))
         assert picture(trees[0]) == picture(trees[1]), f"step {step}"
     assert done > 80
-    ours, theirs = (tree.driver for tree in trees)
+    ours, theirs = (tree.coordinator for tree in trees)
     assert ours is not None
     assert theirs is not None
-    assert ours.counts["states_evicted"] > 50
-    assert ours.counts == theirs.counts
+    assert ours.account.counts["states_evicted"] > 50
+    assert ours.account.counts == theirs.account.counts
 
 
 @pytest.mark.parametrize(("policy", "page"), [("forecast", 1), ("lru", 1), ("marconi-online", 64)])

@@ -73,8 +73,11 @@ class Tree:
         from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+        from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
         from sglang_hybrid.engine.cache.components import TYPES
-        from sglang_hybrid.engine.cache.driver import Driver
+        from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
+        from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
+        from sglang_hybrid.engine.cache.metrics import Account
         from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
@@ -113,7 +116,7 @@ class Tree:
         if core is not None:
             params.tree_core_backend = core
 
-        def make_driver(cache: Any) -> Driver:
+        def make_coordinator(cache: Any) -> CacheCoordinator:
             ours = policy != "lru"
             decisions = Decisions(SPEC, str(policy), grid=GRID if extra else 1, guarded=not host_ratio)
             pools = (Pool.STATES, Pool.KV, Pool.BYTES)
@@ -121,13 +124,18 @@ class Tree:
                 pools += (Pool.HOST_STATES, Pool.HOST_KV)
             watched = TieredVictims if host_ratio else Victims
             victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours, pools=pools)
-            tier = HostTier(cache, TYPES["state"]) if host_ratio else None
-            grid = GRID if extra else 1
             states = self.rows.mamba_allocator
-            return Driver(cache, states, decisions, victims, self.clock.now, grid, GRID, scores=ours, tier=tier)
+            account = Account(states)
+            parts = Parts(
+                cache=cache, states=states, decisions=decisions, victims=victims, slots=CheckpointSlots(states),
+                account=account, now=self.clock.now,
+                tier=HostTier(cache, TYPES["state"], account.counts) if host_ratio else None,
+            )  # fmt: skip
+            rules = Rules(grid=GRID if extra else 1, step=GRID, scores=ours)
+            return CacheCoordinator(parts, StaticMemory(parts), rules)
 
-        self.cache: Any = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_driver)
-        self.driver: Driver | None = getattr(self.cache, "driver", None)
+        self.cache: Any = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_coordinator)
+        self.coordinator: CacheCoordinator | None = getattr(self.cache, "coordinator", None)
         self.kv = kv.full_kv_pool
         if host_ratio:
             apply_cpu_hooks()
@@ -186,9 +194,9 @@ class Tree:
         assert held + self.rows.mamba_allocator.available_size() == self.rows.mamba_allocator.size
         assert tokens + self.slots.available_size() == self.slots.size
         self.cache.sanity_check()
-        if self.driver is not None and self.driver.scores:
-            assert self.driver.victims.missing(self.core) == []
-            self.driver.decisions.check()
+        if self.coordinator is not None and self.coordinator.scores:
+            assert self.coordinator.victims.missing(self.core) == []
+            self.coordinator.decisions.check()
 
     def held(self) -> tuple[int, int]:
         """States and tokens of KV in the tree."""

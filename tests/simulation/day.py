@@ -69,7 +69,7 @@ class Day:
         return {
             "steps": self.steps, "requests": len(self.events), "decisions": self.decisions.hexdigest(),
             "hit_tokens": sum(self.server.cached.values()), "stamps": len(self.stamps),
-            "counts": dict(self.server.driver.counts) if self.server.driver else {},
+            "counts": dict(self.server.coordinator.account.counts) if self.server.coordinator else {},
             "outputs": dict(self.server.counts), "end_s": self.clock.seconds,
         }  # fmt: skip
 
@@ -100,8 +100,8 @@ class Day:
             self.clock.seconds += PREFILL_S + TOKEN_S * sum(batch.extend_lens or ())
         else:
             self.clock.seconds += DECODE_S
-        if self.server.driver is not None:
-            self.stamps.add(self.server.driver.now())
+        if self.server.coordinator is not None:
+            self.stamps.add(self.server.coordinator.now())
             if self.steps % 500 == 0:
                 self._check_books()
 
@@ -118,10 +118,10 @@ class Day:
             self.server.shut_down()
 
     def _check_books(self) -> None:
-        driver = self.server.driver
-        driver.decisions.check()
-        if driver.scores:
-            missing = driver.victims.missing(driver.cache.tree_core)
+        coordinator = self.server.coordinator
+        coordinator.decisions.check()
+        if coordinator.scores:
+            missing = coordinator.victims.missing(coordinator.cache.tree_core)
             if missing:
                 raise Violation(f"nodes that the index of victims does not know, or should not: {missing}")
 
@@ -139,11 +139,11 @@ class Day:
             if late is not None:
                 raise Violation(f"{late[1]} was admitted before {late[0]}, which had come earlier")
         held = self.server.scheduler
-        driver = self.server.driver
-        if driver is not None:
+        coordinator = self.server.coordinator
+        if coordinator is not None:
             self._check_books()
-            if len(driver.slots):
-                raise Violation(f"checkpoints in the making are left: {len(driver.slots)}")
+            if len(coordinator.slots):
+                raise Violation(f"checkpoints in the making are left: {len(coordinator.slots)}")
             if len(self.events) > 100 and len(self.stamps) < 10:
                 raise Violation(f"time stands still: {len(self.events)} requests at {sorted(self.stamps)}")
         cache = held.tree_cache

@@ -106,11 +106,11 @@ class SimulatedScheduler:
         """Simulated time takes the place of the machine's: as the clock of the cache, or of the rank that stamps."""
         from sglang_hybrid.engine.cache import clock, hooks
 
-        self.driver: Any = hooks.driver_of(self.scheduler.tree_cache)
+        self.coordinator: Any = hooks.coordinator_of(self.scheduler.tree_cache)
         if clock._clock is not None:
             clock._clock.read = self.clock.now
-        elif self.driver is not None:
-            self.driver._clock = self.clock.now
+        elif self.coordinator is not None:
+            self.coordinator.now = self.coordinator.memory.now = self.clock.now
 
     def submit(self, rid: str, prompt: Sequence[int], new_tokens: int, **more: Any) -> None:
         """A request for `new_tokens` greedy tokens behind `prompt`; `boundaries` become custom parameters."""

@@ -42,13 +42,11 @@ def register() -> None:
 def build_cache(ctx: Any) -> Any:
     """Radix cache factory, called once in each scheduler process with SGLang's TreeCacheBuildContext."""
     from sglang_hybrid.engine.cache import build
-    from sglang_hybrid.engine.pools import hooks as pools
 
     registration.verify()
     config = HybridConfig.from_environment()
     spec = report.model_spec(ctx)
     cache = build.build(ctx, config, spec)
-    pools.connect(ctx, cache, spec)
     if ctx.tp_rank == 0:
         for line in report.start_block(ctx, cache, config):
             logger.info(line)

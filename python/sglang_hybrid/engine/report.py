@@ -10,7 +10,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.hooks import driver_of
+from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.prefix import policies
 
@@ -100,7 +100,7 @@ def _equal_tokens(pools: Pools) -> str:
 
 
 def _policies(cache: Any, config: HybridConfig) -> str:
-    if driver_of(cache) is None:
+    if coordinator_of(cache) is None:
         return f"backend {config.backend}, {type(cache).__name__}, SGLang's own decisions"
     return f"MambaRadixCache, policy {config.policy}: {policies.find(config.policy).summary}"
 
@@ -111,9 +111,9 @@ def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:
     page = ctx.params.page_size
     if not pools.states:
         return f"a prefix is reused to the page of {page} tokens"
-    driver = driver_of(cache)
-    if not ctx.params.enable_mamba_extra_buffer and driver is not None and driver.step:
-        inside = "any token" if driver.step == 1 else f"a state every {driver.step} tokens of a prefill"
+    coordinator = coordinator_of(cache)
+    if not ctx.params.enable_mamba_extra_buffer and coordinator is not None and coordinator.step:
+        inside = "any token" if coordinator.step == 1 else f"a state every {coordinator.step} tokens of a prefill"
         return f"no_buffer: a prefix is reused to {inside}"
     if not ctx.params.enable_mamba_extra_buffer:
         return "no_buffer: a prefix is reused only from the exact end of an earlier prompt or answer"

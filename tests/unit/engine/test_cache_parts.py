@@ -10,7 +10,7 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.cache.metrics import Summary, miss_counter, summary
+from sglang_hybrid.engine.cache.metrics import Account, miss_counter, summary
 from sglang_hybrid.engine.cache.requests import ids, namespace, streams, tracked
 
 
@@ -49,17 +49,26 @@ def test_the_summary_names_reasons_by_size() -> None:
 def test_a_summary_comes_once_per_interval_and_tells_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     states = SimpleNamespace(size=16, available_size=lambda: 12)
-    log, counts = Summary(10.0), Counter(requests=1)
-    log.maybe_log(counts, states, 100.0)
-    log.maybe_log(counts, states, 105.0)
+    account = Account(states, log_interval_s=10.0)
+    for at_s in (100.0, 105.0):
+        account.request(10, 4, {"never_seen": 6}, at_s)
     assert caplog.messages == []
-    counts["requests"] = 4
-    log.maybe_log(counts, states, 111.0)
-    counts["requests"] = 6
-    log.maybe_log(counts, states, 122.0)
-    assert ["4 requests" in caplog.messages[0], "2 requests" in caplog.messages[1]] == [True, True]
-    Summary(0.0).maybe_log(counts, states, 500.0)
-    assert len(caplog.messages) == 2
+    for at_s in (111.0, 112.0, 122.0):
+        account.request(10, 4, {"never_seen": 6}, at_s)
+    assert ["3 requests" in caplog.messages[0], "2 requests" in caplog.messages[1]] == [True, True]
+    assert "hit 40.0 % (missed: never_seen 60.0 %); states 4/16" in caplog.messages[1]
+    silent = Account(states)
+    silent.request(10, 4, {"never_seen": 6}, 500.0)
+    assert (silent.counts["requests"], len(caplog.messages)) == (1, 2)
+
+
+def test_misses_are_counted_where_somebody_listens() -> None:
+    heard: list[tuple[int, dict[str, int]]] = []
+    account = Account(SimpleNamespace(), on_misses=lambda hit, misses: heard.append((hit, misses)))
+    account.request(10, 4, {"never_seen": 6}, 0.0)
+    account.request(8, 8, {}, 1.0)
+    assert heard == [(4, {"never_seen": 6}), (8, {})]
+    assert account.counts == Counter(requests=2, prompt_tokens=18, hit_tokens=12, miss_never_seen=6)
 
 
 def test_metrics_are_off_where_the_server_has_them_off() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +49,7 @@ def page() -> str:
     arena.supplies[STATE].take(3)
     arena.supplies[KV].take(100)
     arena.sort()
-    found = figures(SimpleNamespace(arena=arena, refusals=7, evicted={KV: 1, STATE: 2}))  # type: ignore[arg-type]
+    found = figures(arena, Counter(memory_waits=7, memory_evicted_kv=1, memory_evicted_state=2))
     arena.pooled.close()
     driver.close()
     series = (

@@ -12,9 +12,12 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock, forward, hooks, kernels, metrics
-from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
+from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
+from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
+from sglang_hybrid.engine.pools import build as elastic
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.decisions import Decisions, Pool
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
@@ -28,11 +31,13 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
     from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
+        if config.memory == "elastic":
+            raise elastic.unserved("SGLang's own cache")
         return default_radix_cache_factory(ctx)
     from sglang_hybrid.engine.cache import radix_cache
 
-    cache = radix_cache.create(ctx, partial(make_driver, ctx, config, spec))
-    hooks.activate(cache.driver)
+    cache = radix_cache.create(ctx, partial(make_coordinator, ctx, config, spec))
+    hooks.activate(cache.coordinator)
     return cache
 
 
@@ -41,8 +46,8 @@ def tiered(ctx: Any) -> bool:
     return bool(ctx.enable_hierarchical_cache) and compat.engine_version() == compat.PRIMARY
 
 
-def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> Driver:
-    """The driver of one scheduler process, for the `cache` that is being built."""
+def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> CacheCoordinator:
+    """The coordinator of one scheduler process, for the `cache` that is being built."""
     from sglang_hybrid.engine.cache.components import TYPES
 
     policy = policies.find(config.policy)
@@ -76,20 +81,23 @@ def make_driver(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> 
     victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores, pools=pools)
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
-    return Driver(
-        cache,
-        ctx.params.req_to_token_pool.mamba_allocator,
-        decisions,
-        victims,
-        clock=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
-        grid=grid,
-        step=step,
-        admits=admits,
-        scores=scores,
-        log_interval_s=config.log_interval_s if ctx.tp_rank == 0 else 0.0,
-        message_end_ids=frozenset(ctx.model_config.hf_eos_token_id or ()),
-        on_misses=metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if ctx.tp_rank == 0 else None,
-        tier=HostTier(cache, TYPES["state"]) if tiered(ctx) else None,
+    states, leads = ctx.params.req_to_token_pool.mamba_allocator, ctx.tp_rank == 0
+    on_misses = metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if leads else None
+    account = metrics.Account(states, config.log_interval_s if leads else 0.0, on_misses)
+    parts = Parts(
+        cache=cache,
+        states=states,
+        decisions=decisions,
+        victims=victims,
+        slots=CheckpointSlots(states),
+        account=account,
+        now=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
+        tier=HostTier(cache, TYPES["state"], account.counts) if tiered(ctx) else None,
+    )
+    memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
+    ends = frozenset(ctx.model_config.hf_eos_token_id or ())
+    return CacheCoordinator(
+        parts, memory, Rules(grid=grid, step=step, admits=admits, scores=scores, message_end_ids=ends)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_result
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
-from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.prefix.decisions import Pool
@@ -29,9 +29,9 @@ class _Ordered:
 
     _pool: Pool
 
-    def __init__(self, driver: Driver, cache: Any, params: Any) -> None:
-        self.driver = driver
-        self._touch = driver.victims.touch  # its price may be another one
+    def __init__(self, coordinator: CacheCoordinator, cache: Any, params: Any) -> None:
+        self.coordinator = coordinator
+        self._touch = coordinator.victims.touch  # its price may be another one
         self._ours = False  # whether the walk under way follows our order
         super().__init__(cache, params)
 
@@ -40,18 +40,19 @@ class _Ordered:
         self._ours = self._scored(core)
         self._asked = self._wanted = request_cnt
         if self._ours:
-            self._now = self.driver.now()
+            self._now = self.coordinator.now()
             if self.batches:
-                pool = self.cache.token_to_kv_pool_allocator if self._pool is Pool.KV else self.driver.states
+                kv = self._pool is Pool.KV
+                pool = self.cache.token_to_kv_pool_allocator if kv else self.coordinator.memory.states
                 self._wanted += pool.size // AHEAD
-            if self.driver.capacity is None and request_cnt > 0:
-                self.driver.fit(self._pool, self._wanted)
+            if request_cnt > 0:
+                self.coordinator.memory.leaving(self._pool, self._wanted)
         self._tried: set[int] = set()
         return self._ours
 
     def _scored(self, core: Any) -> bool:
         """Whether scores are the order. Session radix caches keep one of their own, which they must not cut across."""
-        return self.driver.scores and not getattr(core, "enable_session_radix_cache", False)
+        return self.coordinator.scores and not getattr(core, "enable_session_radix_cache", False)
 
     @property
     def batches(self) -> bool:
@@ -61,13 +62,13 @@ class _Ordered:
         where SGLang copies a victim to a host tier first.
         """
         core = self.tree_core
-        if core.enable_hicache or self.driver.capacity is not None or not self._scored(core):
+        if core.enable_hicache or self.coordinator.memory.shared or not self._scored(core):
             return False
         donor = getattr(self.cache.token_to_kv_pool_allocator, "mamba_full_cache_donor", None)
         return donor is None or donor() is None
 
     def _victim(self, core: Any) -> Any | None:
-        return self.driver.victims.next(core, self._pool, self._now, self._tried)
+        return self.coordinator.victims.next(core, self._pool, self._now, self._tried)
 
     def _evict_device_end(self) -> None:
         for node_id in self._tried:  # one that did not go is still a candidate
@@ -149,47 +150,47 @@ class HybridMamba(_Ordered, MambaComponent):
             return False
         record = tracked(params.req)
         record.known_tokens, record.matched = known, node_id
-        return bool(self.driver.step)
+        return bool(self.coordinator.step)
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
         if params.cow_mamba and not self._can_copy(params.req, result):
-            self.driver.counts["match_given_up"] += 1
+            self.coordinator.account.counts["match_given_up"] += 1
             result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
         return super().finalize_match_result_in_cache(params, result)
 
     def _can_copy(self, req: Any, result: Any) -> bool:
         """Whether there is a slot for the request's own copy of the matched state."""
-        if self.driver.has_state() or state_of(req).mamba_pool_idx is not None:
+        if self.coordinator.memory.has_state() or state_of(req).mamba_pool_idx is not None:
             return True
         if self.tree_core.get_component_device_value(result.best_match_node, self.component_type) is None:
             return True
         locked = self.cache.inc_lock_ref(result.best_match_node)
         try:
-            return self.driver.ensure(1)
+            return self.coordinator.memory.ensure_states(1)
         finally:
             self.cache.dec_lock_ref(result.best_match_node, locked.to_dec_params())
 
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        driver = self.driver
+        coordinator = self.coordinator
         record = tracked(req)
         insert_params.hybrid = plan = Insertion(record)
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
-            driver.finish(req, record, token_ids_len, max(length or 0, driver.cached_tokens(record)))
+            coordinator.finish(req, record, token_ids_len, max(length or 0, coordinator.cached_tokens(record)))
             plan.mark = None if record.request is None else record.request.tip
             return length
-        plan.taken = taken = driver.slots.take(record, token_ids_len)
+        plan.taken = taken = coordinator.slots.take(record, token_ids_len)
         chunked = token_ids_len < len(req.origin_input_ids)
         plan.whole = not chunked
         if not chunked:
-            driver.decisions.computed(req.rid)
-        takes_end = not driver.admits or self._takes_end(chunked, bool(taken))
-        if takes_end and driver.ensure(1):
+            coordinator.decisions.computed(req.rid)
+        takes_end = not coordinator.admits or self._takes_end(chunked, bool(taken))
+        if takes_end and coordinator.memory.ensure_states(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
-                plan.spare = chunked and driver.admits
+                plan.spare = chunked and coordinator.admits
                 if not chunked and record.request is not None:
                     plan.mark = record.request.tip
                 return length
@@ -208,32 +209,32 @@ class HybridMamba(_Ordered, MambaComponent):
         checkpoint just before it, if there is one, serves the same prompt as well.
         """
         if chunked:
-            return self.driver.spare_states()
+            return self.coordinator.memory.spare_states()
         return not planned or bool(self.cache.enable_mamba_extra_buffer)
 
     def _mark(self, record: Any, checkpoint: Checkpoint) -> Any:
         request = record.request
         if request is not None and checkpoint.wanted == max(request.positions, default=-1):
             return request.tip  # the tail of the prompt stands for its end until the answer has one
-        return self.driver.decisions.mark(request, checkpoint.wanted, self.driver.now())
+        return self.coordinator.decisions.mark(request, checkpoint.wanted, self.coordinator.now())
 
     def commit_insert_component_data(
         self, node: Any, is_new_leaf: bool, params: Any, result: Any, *args: Any, **kwargs: Any
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, params, result, *args, **kwargs)
-        driver = self.driver
+        coordinator = self.coordinator
         plan = getattr(params, "hybrid", None)  # None for an insertion that is no request's
         record = None if plan is None else plan.record
         if result.mamba_exist:
-            driver.found(node, record)
+            coordinator.found(node, record)
             return
         mark = None if plan is None else plan.mark
         if mark is None:
             request = None if record is None else record.request
             spare = plan is not None and plan.spare
-            mark = driver.decisions.mark(request, len(params.key), driver.now(), spare=spare)
+            mark = coordinator.decisions.mark(request, len(params.key), coordinator.now(), spare=spare)
         mark.lost = False
-        driver.saved(node, mark, record)
+        coordinator.saved(node, mark, record)
 
     def cleanup_after_caching_req(
         self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
@@ -243,7 +244,7 @@ class HybridMamba(_Ordered, MambaComponent):
         plan = getattr(insert_params, "hybrid", None) or Insertion(record)
         taken, plan.taken = plan.taken, []
         if is_finished:
-            taken += self.driver.slots.take(record, 1 << 62)
+            taken += self.coordinator.slots.take(record, 1 << 62)
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
@@ -253,9 +254,9 @@ class HybridMamba(_Ordered, MambaComponent):
             if 0 < checkpoint.position < inserted:
                 self._insert(record, checkpoint, insert_params)
             else:
-                self.driver.slots.free(checkpoint)
+                self.coordinator.slots.free(checkpoint)
         if is_finished:
-            self.driver.ended(req, record)
+            self.coordinator.ended(req, record)
 
     def _insert(self, record: Any, checkpoint: Checkpoint, main: Any) -> None:
         """Attach a second state of the same pass to the path that was just inserted."""
@@ -270,10 +271,10 @@ class HybridMamba(_Ordered, MambaComponent):
         )
         params.hybrid = Insertion(record, self._mark(record, checkpoint))
         if self.cache.insert(params).mamba_exist:
-            self.driver.slots.free(checkpoint)
+            self.coordinator.slots.free(checkpoint)
 
     def _alloc_mamba_slot(self, *args: Any, **kwargs: Any) -> Any:
-        self.driver.ensure(1)
+        self.coordinator.memory.ensure_states(1)
         return super()._alloc_mamba_slot(*args, **kwargs)
 
     def _evict_device_start(self, request_cnt: int) -> None:
@@ -308,11 +309,11 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def _lost(self, node: Any) -> None:
         """The state of `node` leaves the device."""
-        self.driver.victims.touch_below(node)
-        self.driver.counts["states_evicted"] += 1
+        self.coordinator.victims.touch_below(node)
+        self.coordinator.account.counts["states_evicted"] += 1
         mark = getattr(node, "hybrid_mark", None)
         if mark is not None and node.component_data[self.component_type].host_value is None:
-            self.driver.decisions.evicted(mark)
+            self.coordinator.decisions.evicted(mark)
 
 
 TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA, "window": ComponentType.SWA}

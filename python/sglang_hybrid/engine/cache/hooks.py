@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 from weakref import WeakSet
 
-from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import tracked
 
 _allocators: WeakSet[Any] = WeakSet()
 """SGLang's allocators of state slots whose cache is ours."""
 
 
-def activate(driver: Driver) -> None:
-    """Let the hooks act for `driver`, whose cache is built."""
-    _allocators.add(driver.states)
+def activate(coordinator: CacheCoordinator) -> None:
+    """Let the hooks act for `coordinator`, whose cache is built."""
+    _allocators.add(coordinator.memory.states)
 
 
-def driver_of(cache: Any) -> Driver | None:
-    """The driver of a cache, None for caches that are not ours."""
+def coordinator_of(cache: Any) -> CacheCoordinator | None:
+    """The coordinator of a cache, None for caches that are not ours."""
     from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
 
-    return cache.driver if isinstance(cache, MambaRadixCache) else None
+    return cache.coordinator if isinstance(cache, MambaRadixCache) else None
 
 
 def plan(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """A prefill batch was put together."""
-    driver = driver_of(batch.tree_cache)
-    if driver is not None:
-        driver.plan(batch)
+    coordinator = coordinator_of(batch.tree_cache)
+    if coordinator is not None:
+        coordinator.plan(batch)
 
 
 def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Do not admit a request whose states cannot be had: SGLang would find out by an assertion."""
-    driver = driver_of(adder.tree_cache)
-    if driver is None:
+    coordinator = coordinator_of(adder.tree_cache)
+    if coordinator is None:
         return original(adder, req, *args, **kwargs)
     from sglang.srt.managers.schedule_policy import AddReqResult
 
-    result, capacity = AddReqResult.NO_TOKEN, driver.capacity
-    if driver.room_for(req, adder.can_run_list) if capacity is None else capacity.room_for(adder, req):
-        restoring: Any = nullcontext()
-        if driver.tier is not None and capacity is not None:
-            restoring = capacity.restoring(req, int(adder.page_size))
-        elif driver.tier is not None:
-            driver.tier.secure(driver, req)
-        with restoring:
+    result, memory = AddReqResult.NO_TOKEN, coordinator.memory
+    if memory.room_for(adder, req):
+        with memory.restoring(req, int(adder.page_size)):
             result = original(adder, req, *args, **kwargs)
     else:
-        driver.let_go(req)
+        memory.let_go(req)
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
     return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
 

@@ -35,25 +35,47 @@ def miss_counter(enabled: bool) -> Callable[[int, dict[str, int]], None] | None:
     return count
 
 
-class Summary:
-    """One line in the log per `interval_s` seconds in which requests came; 0 is never."""
+class Account:
+    """What happened since the start, counted by name in `counts`; Prometheus and the log are told of it.
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    `states` is SGLang's allocator of state slots. `on_misses` gets the hit tokens and the misses by reason of every
+    request. `log_interval_s`: seconds between lines in the log, of which there are none without requests; 0 is never.
+    """
+
+    def __init__(
+        self,
+        states: Any,
+        log_interval_s: float = 0.0,
+        on_misses: Callable[[int, dict[str, int]], None] | None = None,
+    ) -> None:
+        self.counts: Counts[str] = Counts()
+        self._states = states
+        self._on_misses = on_misses
+        self._interval_s = log_interval_s
         self._last_s: float | None = None
         self._then: Counts[str] = Counts()
 
-    def maybe_log(self, counts: Counts[str], states: Any, now: float) -> None:
-        """Log what happened since the last line, if it is time."""
-        if not self._interval_s:
-            return
+    def request(self, prompt_tokens: int, hit_tokens: int, misses: dict[str, int], now: float) -> None:
+        """The first pass of a request begins: `hit_tokens` of its prompt are skipped, the others missed."""
+        self.counts["requests"] += 1
+        self.counts["prompt_tokens"] += prompt_tokens
+        self.counts["hit_tokens"] += hit_tokens
+        for reason, count in misses.items():
+            self.counts["miss_" + reason] += count
+        if self._on_misses is not None:
+            self._on_misses(hit_tokens, misses)
+        if self._interval_s:
+            self._log(now)
+
+    def _log(self, now: float) -> None:
+        """One line of what happened since the last one, if it is time."""
         if self._last_s is None:
             self._last_s = now
         if now - self._last_s < self._interval_s:
             return
-        new = counts - self._then
-        self._last_s, self._then = now, counts.copy()
-        logger.info(summary(new, states.size - states.available_size(), states.size))
+        new = self.counts - self._then
+        self._last_s, self._then = now, self.counts.copy()
+        logger.info(summary(new, self._states.size - self._states.available_size(), self._states.size))
 
 
 def summary(counts: Counts[str], states_used: int, states: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_hybrid.engine.cache.components import TYPES, HybridFull, HybridMamba
-from sglang_hybrid.engine.cache.driver import Driver
+from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.hicache.components import TieredFull, TieredMamba
 
 TREE_CORE = "hybrid"
@@ -17,16 +17,16 @@ TREE_CORE = "hybrid"
 
 
 class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
-    """SGLang's cache, tree and locks; which state is saved and what is evicted is decided by `driver`."""
+    """SGLang's cache, tree and locks; which state is saved and what is evicted is decided by `coordinator`."""
 
-    def __init__(self, params: Any, make_driver: Callable[[Any], Driver]) -> None:
-        """`make_driver` gets this cache before SGLang has built its tree, and only keeps it."""
-        self.driver = driver = make_driver(self)
-        full, mamba = (HybridFull, HybridMamba) if driver.tier is None else (TieredFull, TieredMamba)
+    def __init__(self, params: Any, make_coordinator: Callable[[Any], CacheCoordinator]) -> None:
+        """`make_coordinator` gets this cache before SGLang has built its tree, and only keeps it."""
+        self.coordinator = coordinator = make_coordinator(self)
+        full, mamba = (HybridFull, HybridMamba) if coordinator.tier is None else (TieredFull, TieredMamba)
         params.component_registry_override = {
             **(params.component_registry_override or {}),
-            TYPES["kv"]: partial(full, driver),
-            TYPES["state"]: partial(mamba, driver),
+            TYPES["kv"]: partial(full, coordinator),
+            TYPES["state"]: partial(mamba, coordinator),
         }
         if getattr(params, "tree_core_backend", TREE_CORE) is None:
             _register_tree_core()
@@ -34,15 +34,17 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         super().__init__(params)
 
 
-def create(ctx: Any, make_driver: Callable[[Any], Driver]) -> MambaRadixCache:
+def create(ctx: Any, make_coordinator: Callable[[Any], CacheCoordinator]) -> MambaRadixCache:
     """Build the cache of one scheduler process from SGLang's TreeCacheBuildContext, with its host tier if any."""
     from sglang.srt.mem_cache import registry
 
     if hasattr(registry, "create_unified_radix_cache"):
-        return registry.create_unified_radix_cache(ctx, cache_class=partial(MambaRadixCache, make_driver=make_driver))
+        return registry.create_unified_radix_cache(
+            ctx, cache_class=partial(MambaRadixCache, make_coordinator=make_coordinator)
+        )
     params = ctx.params  # 0.5.17
     params.tree_components = (TYPES["kv"], *([TYPES["window"]] if ctx.is_hybrid_swa else []), TYPES["state"])
-    cache = MambaRadixCache(params, make_driver)
+    cache = MambaRadixCache(params, make_coordinator)
     if ctx.enable_hierarchical_cache:
         cache.init_hicache(ctx.server_args, params)
         ctx.tp_worker.register_hicache_layer_transfer_counter(cache.cache_controller.layer_done_counter)

@@ -21,8 +21,8 @@ class _Tiered(_Ordered):
         return super().commit_hicache_transfer(node, phase, transfers, **kwargs)
 
     def drive_host_eviction(self, num_tokens: int, tracker: Any, *frees: Any) -> None:
-        if self.driver.tier is not None and self._scored(self.tree_core):
-            self.driver.tier.evict(self.driver, self, self._pool, num_tokens, tracker, *frees)
+        if self.coordinator.tier is not None and self._scored(self.tree_core):
+            self.coordinator.tier.evict(self.coordinator, self, self._pool, num_tokens, tracker, *frees)
         if tracker[self.component_type] < num_tokens:  # by age, what has no price
             super().drive_host_eviction(num_tokens, tracker, *frees)
 
@@ -62,10 +62,10 @@ class TieredMamba(_Tiered, HybridMamba):
         result = super().evict_component(node, *args, **kwargs)
         if hosted and data.host_value is None:
             self._touch(node)
-            self.driver.victims.touch_below(node)
+            self.coordinator.victims.touch_below(node)
             mark = getattr(node, "hybrid_mark", None)
             if mark is not None:
-                self.driver.decisions.evicted(mark)
+                self.coordinator.decisions.evicted(mark)
         return result
 
     def recover_after_unevict(self, node: Any, *args: Any, **kwargs: Any) -> None:
@@ -75,5 +75,5 @@ class TieredMamba(_Tiered, HybridMamba):
 
     def finalize_load_back(self, req: Any, prep: Any, success: bool) -> None:
         super().finalize_load_back(req, prep, success)
-        if not success and req is not None and self.driver.tier is not None:
-            self.driver.tier.restart_on_device(req)
+        if not success and req is not None and self.coordinator.tier is not None:
+            self.coordinator.tier.restart_on_device(req)

@@ -7,6 +7,7 @@ SGLang's own copies miss, and the memory a request needs before it is promised w
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
@@ -70,10 +71,11 @@ class TieredVictims(Victims):
 
 
 class HostTier:
-    """The driver's view of the host tier of one cache."""
+    """What is done about the host tier of one cache. `counts` are those of its account."""
 
-    def __init__(self, cache: Any, state_type: Any) -> None:
+    def __init__(self, cache: Any, state_type: Any, counts: Counter[str]) -> None:
         self._cache = cache
+        self._counts = counts
         self._state = state_type
         self._uncopied: dict[int, Any] = {}
 
@@ -99,7 +101,7 @@ class HostTier:
             if not gone and node.backuped:  # otherwise the KV takes its state along when it is copied
                 self._cache._execute_and_commit_kv_backup(BackupKV([node_id]))
 
-    def evict(self, driver: Any, component: Any, pool: Pool, count: int, tracker: Any, *frees: Any) -> None:
+    def evict(self, coordinator: Any, component: Any, pool: Pool, count: int, tracker: Any, *frees: Any) -> None:
         """Free `count` tokens or states of host memory behind `pool`, what is worth least first.
 
         `tracker` and `frees` are those of SGLang's `drive_host_eviction`, which does the same by age.
@@ -107,7 +109,7 @@ class HostTier:
         from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 
         core, kind, tried = self._cache.tree_core, component.component_type, set[int]()
-        victims, now = driver.victims, driver.now()
+        victims, now = coordinator.victims, coordinator.now()
         while tracker[kind] < count and (node := victims.next(core, HOST[pool], now, tried)) is not None:
             if node in core.evictable_host_leaves:
                 core._evict_host_leaf(node, tracker, *frees)
@@ -118,10 +120,11 @@ class HostTier:
         for node_id in tried:
             victims.touch(core._node_arena.get(node_id))
 
-    def secure(self, driver: Any, req: Any) -> None:
+    def secure(self, memory: Any, req: Any) -> None:
         """See to it that `req`, about to be admitted, can be given the state that its match found in host memory.
 
-        SGLang asserts where there is no slot for it. If none can be had, the match ends where the device's does.
+        SGLang asserts where there is no slot for it. If `memory`, the cache's, has none, the match ends where the
+        device's does.
         """
         if not getattr(req, "mamba_host_hit_length", 0) or state_of(req).mamba_pool_idx is not None:
             return
@@ -129,16 +132,16 @@ class HostTier:
         held = cache.inc_lock_ref(req.last_node)
         backed = cache.inc_host_lock_ref(req.best_match_node)
         try:
-            room = driver.ensure(2)  # the node's own, and the request's
+            room = memory.ensure_states(2)  # the node's own, and the request's
         finally:
             cache.dec_host_lock_ref(req.best_match_node, backed.to_dec_params())
             cache.dec_lock_ref(req.last_node, held.to_dec_params())
         if not room:
-            self.give_up(driver, req)
+            self.give_up(req)
 
-    def give_up(self, driver: Any, req: Any) -> None:
+    def give_up(self, req: Any) -> None:
         """There is no memory for what `req` would load back: its match ends where the device's does."""
-        driver.counts["restore_given_up"] += 1
+        self._counts["restore_given_up"] += 1
         req.host_hit_length = req.mamba_host_hit_length = 0
         self.restart_on_device(req)
 

@@ -10,13 +10,13 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang.srt.utils import get_num_new_pages
 
-from sglang_hybrid.engine.pools.capacity import Capacity
+from sglang_hybrid.engine.pools import arena as arenas
+from sglang_hybrid.engine.pools.memory import memory_of
 
 
 class _Elastic:
-    """What both allocators share. `capacity` is set once the cache is built; until then nothing can be evicted."""
+    """What both allocators share. What may leave for a page is asked of the cache's memory."""
 
-    capacity: Capacity | None = None
     page_size: int
     device: str
     free_group: list[torch.Tensor] | None
@@ -48,30 +48,24 @@ class _Elastic:
         """Nothing waits to be merged."""
 
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> None:
-        if self.capacity is not None:
-            self.capacity.make_room(-(-num_tokens // self.page_size))
+        memory_of(tree_cache).make_room(-(-num_tokens // self.page_size))
 
     def check_decode_capacity(self, *, num_tokens: int, tree_cache: Any, **_: Any) -> bool:
-        pages = -(-num_tokens // self.page_size)
-        if self.capacity is None:
-            return bool(self.supply.reserve(pages))
-        return self.capacity.secure_decode(pages)
+        return memory_of(tree_cache).secure_decode(-(-num_tokens // self.page_size))
 
     def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> PrefillBudget:
         return ElasticPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
     def verify_byte_accounting(self) -> list[str]:
         """SGLang asks when it is idle."""
-        return [] if self.capacity is None else self.capacity.violations()
+        return arenas.current().violations()
 
 
 class ElasticPrefillBudget(PrefillBudget):
     """Evictable states are KV that could be had: the bytes are the same."""
 
     def _available_and_evictable(self) -> int:
-        tokens = int(super()._available_and_evictable())
-        capacity = self.allocator.capacity
-        return tokens if capacity is None else tokens + capacity.tokens_in_states()
+        return int(super()._available_and_evictable()) + memory_of(self.tree_cache).tokens_in_states()
 
 
 class ElasticTokens(_Elastic, TokenToKVPoolAllocator):

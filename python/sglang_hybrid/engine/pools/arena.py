@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.core.errors import ConfigError, HybridError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.prefault import Prefaulter
@@ -176,6 +176,14 @@ class Arena:
         if self._checked_s < max(self.used_s, self.settled_s) and self.clock() - self.used_s >= _QUIET_S:
             self.check()
             self._checked_s = self.clock()
+
+    def violations(self) -> list[str]:
+        """What `check_when_quiet` finds wrong, in words."""
+        try:
+            self.check_when_quiet()
+        except HybridError as error:
+            return [str(error)]
+        return []
 
     def check(self) -> None:
         """Raise InvariantError unless budget, pools and backing tell one story."""

@@ -7,12 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hybrid.core.config import HybridConfig
-from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import hooks as cache_hooks
 from sglang_hybrid.engine.pools import arena as arenas
+from sglang_hybrid.engine.pools.memory import memory_of
 from sglang_hybrid.engine.surface import registration
 
 logger = logging.getLogger(__name__)
@@ -28,53 +24,29 @@ def build(original: Callable[..., Any], configurator: Any, *args: Any, **kwargs:
     return original(configurator, *args, **kwargs)
 
 
-def connect(ctx: Any, cache: Any, spec: ModelSpec | None) -> None:
-    """Join the cache of this process with its arena; raises ConfigError where something else was built."""
-    config = HybridConfig.from_environment()
-    if config.memory != "elastic":
-        return
-    from sglang_hybrid.engine.pools import telemetry
-    from sglang_hybrid.engine.pools.capacity import Capacity
-
-    driver = cache_hooks.driver_of(cache)
-    allocator = ctx.params.token_to_kv_pool_allocator
-    if driver is None or spec is None or not arenas.exists() or set(arenas.current().supplies) != {"kv", "state"}:
-        raise ConfigError(
-            f"elastic memory needs this model's pools and cache to be ours; add --hybrid-memory static: {type(cache)}"
-        )
-    driver.capacity = allocator.capacity = capacity = Capacity(arenas.current(), driver, spec)
-    args = compat.resolved(ctx.server_args)
-    export = telemetry.exporter(bool(getattr(args, "enable_metrics", False)) and ctx.tp_rank == 0)
-    capacity.telemetry = telemetry.Telemetry(capacity, export, 0.0 if ctx.tp_rank else config.log_interval_s)
-
-
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """The next chunk of a request runs once its pages are held; until then it stays where it is."""
-    driver = cache_hooks.driver_of(adder.tree_cache)
-    if driver is None or driver.capacity is None or driver.capacity.room_for_chunk(adder, req):
+    if memory_of(adder.tree_cache).room_for_chunk(adder, req):
         return original(adder, req, *args, **kwargs)
     return req
 
 
 def passed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """The pages of a pass were taken: what is held now is held for nobody."""
-    driver = cache_hooks.driver_of(batch.tree_cache)
-    if driver is not None and driver.capacity is not None:
-        driver.capacity.begin_pass()
-        driver.capacity.telemetry.tick()
+    held = memory_of(batch.tree_cache)
+    held.begin_pass()
+    held.telemetry.tick()
 
 
 def idle(scheduler: Any, *_: Any, **__: Any) -> None:
     """Give unused memory back once it was unused for a while; rest a little if all that is left to do is to wait."""
-    driver = cache_hooks.driver_of(scheduler.tree_cache)
-    if driver is not None and driver.capacity is not None:
-        arena = driver.capacity.arena
-        if driver.capacity.just_refused():
-            _doze(scheduler)
-        if arena.clock() - arena.settled_s >= _SETTLE_EVERY_S:
-            while arena.settle() and not _somebody_waits(scheduler):
-                pass
-            driver.capacity.telemetry.tick()
+    held = memory_of(scheduler.tree_cache)
+    if held.just_refused():
+        _doze(scheduler)
+    if held.arena.clock() - held.arena.settled_s >= _SETTLE_EVERY_S:
+        while held.arena.settle() and not _somebody_waits(scheduler):
+            pass
+        held.telemetry.tick()
 
 
 def _doze(scheduler: Any) -> None:
@@ -103,8 +75,7 @@ def release(original: Callable[..., Any], updater: Any, recv_req: Any) -> Any:
 
     tags = list(recv_req.tags or [])
     if not tags or _KV_TAG in tags:
-        driver = cache_hooks.driver_of(updater.scheduler.tree_cache)
-        granules = driver.capacity.release() if driver is not None else arenas.current().release()
+        granules = memory_of(updater.scheduler.tree_cache).release()
         logger.info("gave %d granules of %d bytes back", granules, arenas.current().sizing.granule_bytes)
     rest = [tag for tag in tags if tag != _KV_TAG]
     if not rest:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.pools.arena import Arena
-from sglang_hybrid.engine.pools.capacity import Capacity
 from sglang_hybrid.engine.pools.remote import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -15,9 +15,11 @@ logger = logging.getLogger(__name__)
 _EXPORT_EVERY_S = 1.0
 
 
-def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
-    """Every figure by (name, kind); kind is '' where both kinds share it. Times in seconds, memory in granules."""
-    arena = capacity.arena
+def figures(arena: Arena, counts: Counter[str]) -> dict[tuple[str, str], float]:
+    """Every figure by (name, kind); kind is '' where both kinds share it. Times in seconds, memory in granules.
+
+    `counts` are those of the cache's account: `memory_waits`, and `memory_evicted_<kind>`.
+    """
     budget, pooled = arena.budget, arena.pooled
     found: dict[tuple[str, str], float] = {
         ("granule_bytes", ""): arena.sizing.granule_bytes,
@@ -27,14 +29,14 @@ def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
         ("granules_used_max", ""): arena.most_used,
         ("granules_resident_max", ""): arena.most_mapped,
         ("transfers", ""): budget.transfers,
-        ("waits", ""): capacity.refusals,
+        ("waits", ""): counts["memory_waits"],
     }
     for name, supply in arena.supplies.items():
         census = supply.census()
         found["granules_used", name] = census["granules"]
         found["granules_unused", name] = census["free_granules"]
         found["fragmentation", name] = census["fragmentation"]
-        found["evictions", name] = capacity.evicted[name]
+        found["evictions", name] = counts[f"memory_evicted_{name}"]
     found["granules_at_hand", ""] = pooled.at_hand
     meters = {"map": arena.backing.mapped, "unmap": arena.backing.unmapped, "grow": arena.grown}
     for kind, meter in meters.items():
@@ -51,9 +53,10 @@ def figures(capacity: Capacity) -> dict[tuple[str, str], float]:
 class Telemetry:
     """Exports `figures` once a second, and logs them every `log_interval_s` seconds if they changed; 0 is never."""
 
-    def __init__(self, capacity: Capacity, export: Callable[[dict[tuple[str, str], float]], None] | None,
-                 log_interval_s: float) -> None:  # fmt: skip
-        self._capacity = capacity
+    def __init__(self, arena: Arena, counts: Counter[str], log_interval_s: float,
+                 export: Callable[[dict[tuple[str, str], float]], None] | None) -> None:  # fmt: skip
+        self._arena = arena
+        self._counts = counts
         self._export = export
         self._interval_s = log_interval_s
         self._exported_s = self._logged_s = -1e9
@@ -61,18 +64,18 @@ class Telemetry:
 
     def tick(self) -> None:
         """Called after every pass and while idle."""
-        now = self._capacity.arena.clock()
+        now = self._arena.clock()
         logs = self._interval_s and now - self._logged_s >= self._interval_s
         exports = self._export is not None and now - self._exported_s >= _EXPORT_EVERY_S
         if not logs and not exports:
             return
-        found = figures(self._capacity)
+        found = figures(self._arena, self._counts)
         if exports and self._export is not None:
             self._exported_s = now
             self._export(found)
         if logs:
             self._logged_s = now
-            line = summary(self._capacity.arena, found)
+            line = summary(self._arena, found)
             if line != self._line:
                 self._line = line
                 logger.info(line)

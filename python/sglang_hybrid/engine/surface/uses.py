@@ -34,7 +34,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:SessionParams", IMPORT, "frontend.arrival", HTTP),
     Use("srt.managers.schedule_policy:AddReqResult", IMPORT, "cache.hooks", SCHEDULER),
-    Use("srt.managers.schedule_policy:CLIP_MAX_NEW_TOKENS", IMPORT, "pools.capacity", SCHEDULER, when="elastic"),
+    Use("srt.managers.schedule_policy:CLIP_MAX_NEW_TOKENS", IMPORT, "pools.memory", SCHEDULER, when="elastic"),
     Use("srt.managers:io_struct", IMPORT, "frontend.ids", SCHEDULER),
     Use("srt.mem_cache.allocator.mamba:MambaSlotAllocator", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use(
@@ -48,7 +48,7 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.mem_cache.allocator.token:TokenToKVPoolAllocator", SUBCLASS, "pools.allocators", SCHEDULER, when="elastic"
     ),
-    Use("srt.mem_cache.base_prefix_cache:EvictParams", IMPORT, "cache.driver pools.capacity", SCHEDULER),
+    Use("srt.mem_cache.base_prefix_cache:EvictParams", IMPORT, "cache.memory pools.memory", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:InsertParams", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:zero_match_result", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.memory_pool:HybridReqToTokenPool", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
@@ -141,7 +141,7 @@ USES: tuple[Use, ...] = (
         "cache.components",
         SCHEDULER,
     ),
-    Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.driver hicache.tier cache.victims", SCHEDULER),
+    Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.coordinator hicache.tier cache.victims", SCHEDULER),
     *(
         Use(f"{_CORE}.{name}", PRIVATE, "hicache.tier", SCHEDULER)
         for name in (

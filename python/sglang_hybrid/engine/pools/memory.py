@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
-from sglang_hybrid.core.errors import HybridError
+from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.cache.hooks import nobody_runs
+from sglang_hybrid.engine.cache.hooks import coordinator_of, nobody_runs
+from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
+from sglang_hybrid.prefix.decisions import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +29,18 @@ CHECKPOINTS = 2
 """States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
 
 
-class Capacity:
-    """Joins the arena of a process and the driver of its cache (engine/cache)."""
+class ElasticMemory(Memory):
+    """One budget for both kinds: joins the arena of a process and the cache above it."""
 
-    def __init__(self, arena: Arena, driver: Any, spec: ModelSpec) -> None:
+    shared = True
+
+    def __init__(self, parts: Parts, arena: Arena, spec: ModelSpec, telemetry: Telemetry) -> None:
+        super().__init__(parts)
         self.arena = arena
-        self.driver = driver
-        self.evicted = {KV: 0, STATE: 0}  # victims chosen because memory was short
-        self.refusals = 0  # requests and chunks that had to wait for memory
-        self._refusals_seen = 0
-        self.telemetry: Any = None
+        self.telemetry = telemetry
         self.promised = {KV: 0, STATE: 0}
+        self._counts = parts.account.counts
+        self._refusals_seen = 0
         self._adder: Any = None
         self._parked = False  # whether a chunk waits in this pass
         self._spec = spec
@@ -50,8 +54,8 @@ class Capacity:
 
     def just_refused(self) -> bool:
         """Whether anybody had to wait since this was asked last."""
-        seen, self._refusals_seen = self._refusals_seen, self.refusals
-        return self.refusals > seen
+        seen, self._refusals_seen = self._refusals_seen, self._counts["memory_waits"]
+        return self._refusals_seen > seen
 
     def room_for(self, adder: Any, req: Any) -> bool:
         """Whether `req` may start, as far as memory goes; then what its first pass needs is held."""
@@ -66,11 +70,11 @@ class Capacity:
             if adder.can_run_list or not nobody_runs(adder):
                 return False
             self._clear_for(_pages(tokens + new, adder.page_size), req)
-        if _restores(req):
-            if self._admit(self._first_pages(adder, tokens, req.host_hit_length), self.driver.states_needed(req), req):
+        if self.tier is not None and _restores(req):
+            if self._admit(self._first_pages(adder, tokens, req.host_hit_length), self.states_needed(req), req):
                 return True
-            self.driver.tier.give_up(self.driver, req)
-        return self._admit(self._first_pages(adder, tokens, 0), self.driver.states_needed(req), req)
+            self.tier.give_up(req)
+        return self._admit(self._first_pages(adder, tokens, 0), self.states_needed(req), req)
 
     @staticmethod
     def _first_pages(adder: Any, tokens: int, restored: int) -> int:
@@ -83,10 +87,13 @@ class Capacity:
     @contextmanager
     def restoring(self, req: Any, page_size: int) -> Iterator[None]:
         """What SGLang loads back for `req` meanwhile is no longer promised to it."""
-        tokens, states = len(req.prefix_indices), self.driver.states_needed(req)
+        if self.tier is None:
+            yield
+            return
+        tokens, states = len(req.prefix_indices), self.states_needed(req)
         yield
         self.promised[KV] -= -(-(len(req.prefix_indices) - tokens) // page_size)
-        self.promised[STATE] -= states - self.driver.states_needed(req)
+        self.promised[STATE] -= states - self.states_needed(req)
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
         """Whether the next chunk of `req`, which has its states, may run; then its pages are held.
@@ -109,12 +116,12 @@ class Capacity:
         """Evict for all of a request that has the machine to itself: forecasts of evictable memory are coarse."""
         with self._prefix_of(req):
             self.arena.release_held()
-            self._evict_for({KV: pages, STATE: self.driver.states_needed(req) + CHECKPOINTS})
+            self._evict_for({KV: pages, STATE: self.states_needed(req) + CHECKPOINTS})
 
     @contextmanager
     def _prefix_of(self, req: Any) -> Iterator[None]:
         """Nothing that `req` restarts from is evicted meanwhile, from either tier."""
-        cache = self.driver.cache
+        cache = self.cache
         locked = cache.inc_lock_ref(req.last_node)
         backed = cache.inc_host_lock_ref(req.best_match_node) if _restores(req) else None
         try:
@@ -133,10 +140,10 @@ class Capacity:
         if held:
             self.promised = need
         else:
-            self.refusals += 1
+            self._counts["memory_waits"] += 1
         return held
 
-    def holds_state(self) -> bool:
+    def has_state(self) -> bool:
         """Hold one state beside those promised to the pass if that evicts nothing; whether it is held."""
         return self.arena.shortfall({STATE: self.promised[STATE] + 1}) == 0 and self.arena.reserve(
             {STATE: self.promised[STATE] + 1}
@@ -148,10 +155,17 @@ class Capacity:
         Memory is always full of something; such a state displaces the least valuable bytes, soon another of its kind.
         """
         states = self.arena.supplies[STATE]
-        could = states.available + self.driver.cache.mamba_evictable_size()
+        could = states.available + self.cache.mamba_evictable_size()
         return bool(could > states.pool.layout.slots // 8 + 4)
 
-    def secure_states(self, count: int) -> bool:
+    def ensure_states(self, count: int) -> bool:
+        """Evict, then take checkpoints in the making back, until `count` states beyond the promised ones are held."""
+        return self._secure_states(count) or bool(self._reclaim(count) and self._secure_states(count))
+
+    def leaving(self, pool: Pool, count: int) -> None:
+        """What leaves was told in bytes already, by `_fit`."""
+
+    def _secure_states(self, count: int) -> bool:
         """Hold `count` states beside those promised to the pass, evicting if need be; whether they are held."""
         states = self.arena.supplies[STATE]
         need = self.promised[STATE] + count
@@ -176,25 +190,17 @@ class Capacity:
     def tokens_in_states(self) -> int:
         """Tokens of KV that would fit in place of the evictable states."""
         sizing = self.arena.sizing
-        granules = self.driver.cache.mamba_evictable_size() // sizing.states_per_column * sizing.state_column_granules
+        granules = self.cache.mamba_evictable_size() // sizing.states_per_column * sizing.state_column_granules
         return int(granules // sizing.kv_column_granules * sizing.kv_column_tokens)
 
     def release(self) -> int:
         """Evict everything nobody reads and give all unused memory back; granules given back."""
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        self.driver.cache.evict(EvictParams(num_tokens=_EVERYTHING, mamba_num=_EVERYTHING))
-        tokens, states = self.driver.held()
-        self.driver.decisions.fit(states, tokens)
+        self.cache.evict(EvictParams(num_tokens=_EVERYTHING, mamba_num=_EVERYTHING))
+        tokens, states = self.held()
+        self.decisions.fit(states, tokens)
         return self.arena.release()
-
-    def violations(self) -> list[str]:
-        """What is wrong with the account of an idle server, in words."""
-        try:
-            self.arena.check_when_quiet()
-        except HybridError as error:
-            return [str(error)]
-        return []
 
     def _secure(self, need: dict[str, int]) -> bool:
         for name, supply in self.arena.supplies.items():
@@ -223,18 +229,17 @@ class Capacity:
 
     def _fit(self, wanted_bytes: int) -> None:
         """Tell the decisions that `wanted_bytes` have to leave the cache."""
-        (tokens, states), sizing, spec = self.driver.held(), self.arena.sizing, self._spec
+        (tokens, states), sizing, spec = self.held(), self.arena.sizing, self._spec
         held_bytes = tokens * sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes + states * sizing.state_slot_bytes
         stays = max(0.0, 1.0 - wanted_bytes / max(1, held_bytes))
         priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
-        self.driver.decisions.fit(held_bytes=int(priced * stays))
+        self.decisions.fit(held_bytes=int(priced * stays))
 
     def _evict_one(self, kinds: tuple[str, ...]) -> int:
         """Evict what is worth least per byte among `kinds`; bytes freed, 0 if nothing can go."""
-        driver = self.driver
         if len(kinds) == 2:
-            core = driver.cache.tree_core
-            node = driver.victims.choose(core, driver.now())
+            core = self.cache.tree_core
+            node = self.victims.choose(core, self.now())
             if node is not None:
                 kinds = (KV, STATE) if node in core.evictable_device_leaves else (STATE, KV)
         return next((freed for kind in kinds if (freed := self._evict(kind))), 0)
@@ -245,9 +250,9 @@ class Capacity:
 
         taken = self._taken_bytes()
         tokens, states = (1, 0) if kind == KV else (0, 1)
-        self.driver.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
+        self.cache.evict(EvictParams(num_tokens=tokens, mamba_num=states))
         freed = taken - self._taken_bytes()
-        self.evicted[kind] += freed > 0
+        self._counts[f"memory_evicted_{kind}"] += freed > 0
         return freed
 
     def _taken_bytes(self) -> int:
@@ -257,13 +262,21 @@ class Capacity:
 
     def _evictable(self) -> dict[str, torch.Tensor]:
         """The distinct pages of both kinds that nobody reads."""
-        victims, core = self.driver.victims, self.driver.cache.tree_core
+        victims, core = self.victims, self.cache.tree_core
         tokens, states = victims.unlocked(core)
         page = self.arena.sizing.kinds.page_tokens
         return {
             KV: torch.unique(torch.cat(tokens) // page) if tokens else torch.empty(0, dtype=torch.int64),
             STATE: torch.cat(states) if states else torch.empty(0, dtype=torch.int64),
         }
+
+
+def memory_of(cache: Any) -> ElasticMemory:
+    """The memory of `cache`, which was built as ours: whoever asks is there only with elastic memory."""
+    coordinator = coordinator_of(cache)
+    if coordinator is None or not isinstance(coordinator.memory, ElasticMemory):
+        raise InvariantError(f"elastic pools under a cache without elastic memory: {type(cache).__name__}")
+    return coordinator.memory
 
 
 def _restores(req: Any) -> bool:

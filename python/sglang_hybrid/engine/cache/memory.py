@@ -1,0 +1,155 @@
+"""Who gets memory of a cache's pools: may a request start, can one more state slot be had, what may leave for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_hybrid.engine.cache import requests
+from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
+from sglang_hybrid.engine.cache.metrics import Account
+from sglang_hybrid.engine.cache.victims import Victims
+from sglang_hybrid.engine.compat import state_of
+from sglang_hybrid.engine.hicache.tier import HostTier
+from sglang_hybrid.prefix.decisions import Decisions, Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the memory and the coordinator of one cache share.
+
+    `cache` is SGLang's, whose tree does not exist yet while these are put together; `states` is SGLang's allocator of
+    state slots; `now` gives seconds, the same on every rank.
+    """
+
+    cache: Any
+    states: Any
+    decisions: Decisions
+    victims: Victims
+    slots: CheckpointSlots
+    account: Account
+    now: Callable[[], float]
+    tier: HostTier | None = None
+
+
+class Memory(ABC):
+    """The interface of `--hybrid-memory`: `StaticMemory` here, `ElasticMemory` in engine/pools."""
+
+    shared: bool
+    """Whether KV and states share bytes, so that either kind may leave for the other."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.cache = parts.cache
+        self.states = parts.states
+        self.decisions = parts.decisions
+        self.victims = parts.victims
+        self.slots = parts.slots
+        self.account = parts.account
+        self.now = parts.now
+        self.tier = parts.tier
+
+    @abstractmethod
+    def room_for(self, adder: Any, req: Any) -> bool:
+        """Whether `req`, behind those that `adder` admitted already, can have what it needs to start."""
+
+    @abstractmethod
+    def restoring(self, req: Any, page_size: int) -> AbstractContextManager[None]:
+        """SGLang admits `req` inside, and loads back what it matched in host memory."""
+
+    @abstractmethod
+    def has_state(self) -> bool:
+        """Whether one more state slot can be had without evicting."""
+
+    @abstractmethod
+    def spare_states(self) -> bool:
+        """Whether states may be taken that nobody asked for."""
+
+    @abstractmethod
+    def ensure_states(self, count: int) -> bool:
+        """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
+
+    @abstractmethod
+    def leaving(self, pool: Pool, count: int) -> None:
+        """SGLang begins to evict `count` tokens or states of `pool`."""
+
+    def held(self) -> tuple[int, int]:
+        """Tokens and states in the cache, in use or not."""
+        cache = self.cache
+        tokens = cache.full_evictable_size() + cache.full_protected_size()
+        return int(tokens), int(cache.mamba_evictable_size() + cache.mamba_protected_size())
+
+    def states_needed(self, req: Any) -> int:
+        """State slots that `req` takes when it is admitted."""
+        kv = state_of(req)
+        pool = self.cache.req_to_token_pool
+        need = 0 if kv.mamba_pool_idx is not None else 1
+        need += need and bool(getattr(req, "mamba_host_hit_length", 0))  # what its match loads back
+        if self.cache.enable_mamba_extra_buffer and kv.mamba_ping_pong_track_buffer is None:
+            need += 1 if pool.enable_mamba_extra_buffer_lazy else pool.mamba_ping_pong_track_buffer_size
+        return need
+
+    def let_go(self, req: Any) -> None:
+        """`req` goes on waiting: it must not keep the state slot it got when it was matched."""
+        kv = state_of(req)
+        if requests.streams(req):
+            return  # its session's, from an earlier turn
+        if kv.mamba_pool_idx is not None and kv.mamba_ping_pong_track_buffer is None and not req.output_ids:
+            self.states.free(kv.mamba_pool_idx.view(-1))
+            kv.mamba_pool_idx = kv.mamba_cow_src_index = None
+            kv.mamba_needs_clear = False
+            self.account.counts["waited_for_states"] += 1
+
+    def _reclaim(self, count: int) -> int:
+        """Take back up to `count` slots of checkpoints in the making; returns how many."""
+        taken = self.slots.reclaim(count)
+        self.account.counts["reclaimed"] += taken
+        return taken
+
+
+class StaticMemory(Memory):
+    """SGLang's two pools of fixed sizes. It sees to KV itself; where states run out it would end in an assertion."""
+
+    shared = False
+
+    def room_for(self, adder: Any, req: Any) -> bool:
+        short = sum([self.states_needed(r) for r in adder.can_run_list]) + self.states_needed(req)
+        short -= self.states.available_size() + len(self.slots)
+        # What the request itself matched will be locked by then.
+        return bool(short <= 0 or short < self.cache.mamba_evictable_size())
+
+    @contextmanager
+    def restoring(self, req: Any, page_size: int) -> Iterator[None]:
+        if self.tier is not None:
+            self.tier.secure(self, req)
+        yield
+
+    def has_state(self) -> bool:
+        return bool(self.states.available_size())
+
+    def spare_states(self) -> bool:
+        """An eighth of the pool and four slots are free."""
+        return bool(self.states.available_size() > self.states.size // 8 + 4)
+
+    def ensure_states(self, count: int) -> bool:
+        short = count - self.states.available_size()
+        if short > 0:
+            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+            self.cache.evict(EvictParams(num_tokens=0, mamba_num=short))
+            short = count - self.states.available_size()
+        if short > 0:
+            self._reclaim(short)
+            short = count - self.states.available_size()
+        return short <= 0
+
+    def leaving(self, pool: Pool, count: int) -> None:
+        """Of the other kind the cache may take what is free."""
+        tokens, states = self.held()
+        if pool is Pool.KV:
+            self.decisions.fit(states + int(self.states.available_size()), max(0, tokens - count))
+        else:
+            free = int(self.cache.token_to_kv_pool_allocator.available_size())
+            self.decisions.fit(max(0, states - count), tokens + free)

@@ -1,0 +1,174 @@
+"""What both kinds of memory promise: state slots, by eviction, then by taking checkpoints in the making back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.core.spec import preset
+from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.engine.cache import build
+from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
+from sglang_hybrid.engine.cache.memory import Memory, Parts, StaticMemory
+from sglang_hybrid.engine.cache.metrics import Account
+from sglang_hybrid.engine.cache.requests import Tracked
+from sglang_hybrid.engine.pools import build as elastic
+from sglang_hybrid.engine.pools.memory import ElasticMemory, memory_of
+from sglang_hybrid.engine.pools.telemetry import Telemetry
+from sglang_hybrid.memory.sizing import STATE
+from sglang_hybrid.prefix.decisions import Pool
+from tests.unit.engine.arenas import opened
+
+SPEC = preset("qwen3.5-35b-a3b")
+
+
+class Slots:
+    """SGLang's allocator of state slots: `size` of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._free = size, list(range(size))
+
+    def available_size(self) -> int:
+        return len(self._free)
+
+    def alloc(self, count: int) -> torch.Tensor | None:
+        if count > len(self._free):
+            return None
+        return torch.tensor([self._free.pop() for _ in range(count)])
+
+    def free(self, slots: torch.Tensor) -> None:
+        self._free += slots.tolist()
+
+
+class ElasticSlots:
+    """The same over the states of an arena."""
+
+    def __init__(self, supply: Any) -> None:
+        self._supply, self.size = supply, supply.available
+
+    def available_size(self) -> int:
+        return int(self._supply.available)
+
+    def alloc(self, count: int) -> Any:
+        return self._supply.take(count)
+
+    def free(self, slots: torch.Tensor) -> None:
+        self._supply.give(slots)
+
+
+class Cache:
+    """A cache whose `evictable` states leave when they are asked to."""
+
+    tree_core = req_to_token_pool = None
+    enable_mamba_extra_buffer = False
+
+    def __init__(self) -> None:
+        self.evictable: list[torch.Tensor] = []
+        self.states: Any = None
+
+    def evict(self, wanted: Any) -> None:
+        for slot in self.evictable[: wanted.mamba_num]:
+            self.states.free(slot)
+        del self.evictable[: wanted.mamba_num]
+
+    def mamba_evictable_size(self) -> int:
+        return len(self.evictable)
+
+    def full_evictable_size(self) -> int:
+        return 0
+
+    mamba_protected_size = full_protected_size = full_evictable_size
+
+
+@pytest.fixture(params=["static", "elastic"])
+def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
+    cache = Cache()
+    core = SimpleNamespace(evictable_device_leaves=())
+    cache.tree_core = core  # type: ignore[assignment]
+    fits: list[Any] = []
+    decisions: Any = SimpleNamespace(fit=lambda *given, **named: fits.append((given, named)), fits=fits)
+    victims: Any = SimpleNamespace(unlocked=lambda core: ([], list(cache.evictable)), choose=lambda core, now: None)
+
+    def parts(states: Any) -> Parts:
+        cache.states = states
+        return Parts(
+            cache=cache, states=states, decisions=decisions, victims=victims, slots=CheckpointSlots(states),
+            account=Account(states), now=lambda: 0.0,
+        )  # fmt: skip
+
+    if request.param == "static":
+        yield StaticMemory(parts(Slots(8)))
+        return
+    arena, driver = opened(HostDriver, lambda: 0.0, page_tokens=1, total_bytes=1 << 20)
+    held = parts(ElasticSlots(arena.supplies[STATE]))
+    yield ElasticMemory(held, arena, SPEC, Telemetry(arena, held.account.counts, 0.0, None))
+    arena.pooled.close()
+    driver.close()
+
+
+def use_up(memory: Memory) -> list[torch.Tensor]:
+    taken = []
+    while (slot := memory.states.alloc(1)) is not None:
+        taken.append(slot)
+    return taken
+
+
+def test_a_state_that_is_free_is_had_without_evicting(memory: Memory) -> None:
+    assert memory.has_state()
+    assert memory.ensure_states(2)
+    use_up(memory)
+    assert not memory.has_state()
+    assert not memory.ensure_states(1), "nothing can leave"
+    assert memory.account.counts["reclaimed"] == 0
+
+
+def test_what_can_be_evicted_leaves_before_a_checkpoint_in_the_making_is_taken_back(memory: Memory) -> None:
+    record = Tracked()
+    assert memory.slots.reserve(record, 64, 64)
+    memory.cache.evictable = use_up(memory)
+    before = len(memory.cache.evictable)
+    assert memory.ensure_states(1)
+    assert 0 < before - len(memory.cache.evictable) < before, "as many as it takes: elastic memory moves by granules"
+    assert len(memory.slots) == 1
+    memory.cache.evictable.clear()
+    use_up(memory)
+    assert memory.ensure_states(1)
+    assert (len(memory.slots), memory.account.counts["reclaimed"]) == (0, 1)
+    assert record.planned[0].slot is None, "it is not saved any more"
+
+
+def test_only_pools_of_fixed_sizes_tell_of_each_eviction_what_stays(memory: Memory) -> None:
+    memory.cache.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: 100)
+    memory.leaving(Pool.STATES, 1)
+    told: Any = memory.decisions
+    assert told.fits == ([] if memory.shared else [((0, 100), {})])
+
+
+def test_a_state_that_waits_keeps_no_slot(memory: Memory) -> None:
+    before = memory.states.available_size()
+    slot = memory.states.alloc(1)
+    kv = SimpleNamespace(
+        mamba_pool_idx=slot, mamba_ping_pong_track_buffer=None, mamba_cow_src_index=3, mamba_needs_clear=True
+    )
+    memory.let_go(SimpleNamespace(kv=kv, output_ids=[], session=None, mamba_pool_idx=slot))
+    assert (kv.mamba_pool_idx, kv.mamba_cow_src_index, kv.mamba_needs_clear) == (None, None, False)
+    assert memory.states.available_size() == before
+    assert memory.account.counts["waited_for_states"] == 1
+
+
+def test_elastic_memory_is_refused_where_pools_or_cache_are_not_ours() -> None:
+    context = SimpleNamespace(
+        disable_radix_cache=True, params=SimpleNamespace(token_to_kv_pool_allocator=Slots(1)), tp_rank=0
+    )
+    with pytest.raises(ConfigError, match=r"add --hybrid-memory static: SGLang's own cache"):
+        build.build(context, HybridConfig(memory="elastic"), SPEC)
+    with pytest.raises(ConfigError, match="add --hybrid-memory static: Slots"):
+        elastic.build(context, HybridConfig(memory="elastic"), SPEC, parts=None)  # type: ignore[arg-type]
+    with pytest.raises(InvariantError, match="Slots"):
+        memory_of(Slots(1))
