@@ -5,8 +5,9 @@ the next reuse, learned per class from the uncensored history (`reuse`), the FLO
 the nearest remaining checkpoint instead, the bytes are the state plus only the KV that no descendant keeps.
 """
 
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 from sglang_hybrid.prefix.eviction.gdsf import densities, density
 from sglang_hybrid.prefix.eviction.sampled_index import SampledIndex
 from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable

@@ -4,9 +4,10 @@ import heapq
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 
 
 def density(model: ModelSpec, candidate: Candidate) -> float:

@@ -4,8 +4,9 @@ from collections import OrderedDict
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 
 
 class Lru:

@@ -4,9 +4,10 @@ import sys
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import FloatArray, IntArray
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, FloatArray, IntArray
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 
 ONLY_CHILD = 1  # section 4.3 (1): nodes with at most one child are candidates
 

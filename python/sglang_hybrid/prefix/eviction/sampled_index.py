@@ -13,8 +13,8 @@ import random
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import FloatArray, IntArray
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.eviction.candidates import FloatArray, IntArray
 from sglang_hybrid.prefix.reuse.table import BINS, EDGES_S, flat
 
 SAMPLE = 1024

@@ -7,7 +7,7 @@ gap between its uses, and by whether that mean is of one gap or of more.
 
 import numpy as np
 
-from sglang_hybrid.prefix.eviction.candidates import FloatArray
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.prefix.reuse.table import EDGES_S, WIDTHS_S, Prior
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-from sglang_hybrid.prefix.eviction.candidates import FloatArray
 
 FIRST_EDGE_S = 0.5
 EDGE_RATIO = 1.35
