@@ -3,7 +3,7 @@
 | what SGLang does                          | what stands in its place                    | where                      |
 |-------------------------------------------|---------------------------------------------|----------------------------|
 | one state per prefill, branch *or* tail   | branch, boundaries and tail of one prefill  | coordinator.py, forward.py |
-| states and KV leave by two orders of age  | by one score, O(log n) a victim             | victims.py, components.py  |
+| states and KV leave by two orders of age  | by one score, a sample of 1,024 at most     | victims.py, components.py  |
 | memory is freed victim by victim          | in one step, a little ahead                 | tree_core.py               |
 | an assertion where states run out         | no checkpoint, a miss, a later admission    | memory.py, components.py   |
 | HiCache's host tier ages                  | by the same score; no restore without slots | ../hicache                 |
