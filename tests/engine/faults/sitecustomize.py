@@ -42,8 +42,11 @@ if "ELASTIC_FAULTS" in os.environ:
         map_granule(driver, address, size_bytes, handle)
 
     def reserve_little(arena: Arena, pages: Mapping[str, int]) -> bool:
-        """There is room for short prompts and for one chunk of a long one, not for its second."""
-        if not failing("little"):
+        """There is room for short prompts and for one chunk of a long one, not for its second; on no rank if on one."""
+        on = failing("little")
+        if arena.ranks is not None:  # the file comes and goes between the looks of two ranks
+            on = not arena.ranks.agree(not on, (0, 0, 0))
+        if not on:
             arena.chunks = False
         elif pages.get(KV, 0) * arena.sizing.kinds.page_tokens > 300:
             if getattr(arena, "chunks", False):
