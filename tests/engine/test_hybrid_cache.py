@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.prefix.request_log import replay
-from tests.engine.prompts import CHUNK, GRID, STRATEGIES, prompts, words
+from tests.engine.prompts import CHUNK, GRID, OVERLAP, STRATEGIES, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 
 pytestmark = pytest.mark.engine
@@ -25,17 +25,21 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("request-logs")
 
 
-def flags(strategy: str) -> tuple[str, ...]:
-    return STRATEGIES[strategy]
+SCHEDULES = [*STRATEGIES, "overlap"]
 
 
-def starved(strategy: str, log: Path) -> tuple[str, ...]:
+def flags(schedule: str) -> tuple[str, ...]:
+    return OVERLAP if schedule == "overlap" else STRATEGIES[schedule]
+
+
+def starved(schedule: str, log: Path) -> tuple[str, ...]:
     """Pools so small that states and KV run out all the time."""
     return (
-        *("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", "512"),
+        *flags(schedule),
+        *("--chunked-prefill-size", "512"),
         *("--max-mamba-cache-size", "20", "--max-running-requests", "4", "--max-total-tokens", "3000"),
         *("--context-length", "2900"),
-        *("--hybrid-request-log", str(log / f"{strategy}.jsonl"), "--enable-metrics"),
+        *("--hybrid-request-log", str(log / f"{schedule}.jsonl"), "--enable-metrics"),
     )
 
 
@@ -59,7 +63,7 @@ def misses(answer: dict[str, Any]) -> dict[str, int]:
     return {key.removeprefix("miss_"): count for key, count in details.items() if key.startswith("miss_")}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("preset", ["gdn", "mamba2"])
 def test_branch_and_tail_of_one_prefill(
     serve: Callable[..., Client], references: Callable[[str], Reference], preset: str, strategy: str
@@ -175,7 +179,7 @@ def test_reasons_in_usage_and_metrics(serve: Callable[..., Client], logs: Path) 
     assert 'reason="never_seen"' in text
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 def test_starved_pools_change_no_token_and_kill_nothing(
     serve: Callable[..., Client], references: Callable[[str], Reference], logs: Path, strategy: str
 ) -> None:

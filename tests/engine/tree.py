@@ -11,6 +11,7 @@ from typing import Any
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.hicache.copies import IO_BACKEND, LAYOUT
 from sglang_hybrid.plugin import activate_platform
 from tests.clock import LogicalClock
@@ -131,7 +132,7 @@ class Tree:
                 account=account, now=self.clock.now,
                 tier=HostTier(cache, TYPES["state"], account.counts) if host_ratio else None,
             )  # fmt: skip
-            rules = Rules(grid=GRID if extra else 1, step=GRID, scores=ours)
+            rules = Rules(grid=GRID if extra else 1, prefill=PrefillStates(GRID, "chunks"), scores=ours)
             return CacheCoordinator(parts, StaticMemory(parts), rules)
 
         self.cache: Any = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_coordinator)

@@ -26,8 +26,10 @@ class PaperDriver:
 
     name = "paper"
     granularity_bytes = GRANULE
+    creates_zeros = True
 
     def __init__(self):
+        self.used = set()  # handles with bytes of somebody
         self.handles, self.mapped, self.reserved = set(), {}, {}
         self.failing = None
         self._ids, self._addresses = itertools.count(1), itertools.count(1 << 20, 1 << 20)
@@ -42,7 +44,7 @@ class PaperDriver:
     def available_bytes(self):
         return 1 << 40
 
-    def reserve(self, size_bytes, alignment_bytes):
+    def reserve(self, size_bytes):
         address = next(self._addresses)
         self.reserved[address] = size_bytes
         return address
@@ -72,8 +74,16 @@ class PaperDriver:
         self._maybe_fail("allow")
         assert all(at in self.mapped for at in range(address, address + size_bytes, GRANULE))
 
+    def zero(self, addresses, size_bytes):
+        self._maybe_fail("zero")
+        self.used -= {self.mapped[address] for address in addresses}
+
     def unmap(self, address, size_bytes, handle):
         assert self.mapped.pop(address) == handle
+        self.used.add(handle)
+
+    def reclaim(self):
+        return False
 
     def synchronize(self):
         pass

@@ -77,9 +77,13 @@ class PoolMachine(RuleBasedStateMachine):
     def trim(self, keep):
         self.backing.trim(keep)
 
-    @rule(method=st.sampled_from(["create", "map", "allow"]), after=st.integers(0, 3))
+    @rule(method=st.sampled_from(["create", "map", "allow", "zero"]), after=st.integers(0, 3))
     def let_fail(self, method, after):
         self.driver.failing = (method, after)
+
+    @invariant()
+    def what_is_mapped_was_zeroed_since_it_was_unmapped(self):
+        assert not self.driver.used & set(self.driver.mapped.values())
 
     @invariant()
     def one_story(self):

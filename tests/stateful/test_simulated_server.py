@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES, served
+from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
@@ -61,6 +62,8 @@ class ServerMachine(RuleBasedStateMachine):
         server.check()
         assert server.free_states >= 0
         assert server.free_tokens >= 0
+        marks = [node.state for node in walk(server.tree) if node.state is not None]
+        assert len({id(mark) for mark in marks}) == len(marks), "the use of one state would leave another's price"
 
     def teardown(self) -> None:
         for name, prompt in self.running.items():

@@ -4,6 +4,7 @@ Asked twice per request: at arrival for its prompt, and at its end for the answe
 state then stays is decided by eviction.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from sglang_hybrid.core.errors import ConfigError
@@ -30,6 +31,16 @@ def reachable(wanted: int, start: int, end: int, grid: int, step: int) -> int | 
     if grid > 1:
         at = next((p for p in range(at, start, -step) if p % grid == 0), start)
     return at if at - start >= max(step, _WINDOW) else None
+
+
+def places(positions: Sequence[int], start: int, end: int, grid: int, step: int) -> dict[int, int]:
+    """Where a pass over [start, end) saves the states wanted at `positions`, and the position that each stands for."""
+    found: dict[int, int] = {}
+    for wanted in positions:
+        at = reachable(wanted, start, end, grid, step)
+        if at is not None:
+            found[at] = wanted
+    return found
 
 
 class AdmissionPolicy(Protocol):

@@ -33,6 +33,10 @@ _FIRST_NAMESPACE = 1 << 30  # above every vocabulary
 _NAMESPACES = 1 << 16
 _PREFILLING = 64
 
+AHEAD = 256
+"""An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
+then find what they need, and what an eviction costs before its first victim is spread over several of them."""
+
 SHARED = (Kind.BRANCH, Kind.DECLARED)
 """Marks of positions that others begin with: the conversation that saved one does not supersede it."""
 
@@ -262,6 +266,17 @@ class Decisions:
         self.touch(found)
         found.lost = False
         return found
+
+    def planned_mark(self, request: Request | None, wanted: int, now: float, later: bool) -> Mark:
+        """The mark for a state that was planned for the position `wanted`.
+
+        The one nearest to the prompt's end stands for that until the answer has one. Where a `later` end is cached
+        already, it has been superseded: no two states share a mark, or a use of one would leave the price of the other.
+        """
+        nearest = request is not None and wanted == max(request.positions, default=-1)
+        if request is not None and nearest and not later:
+            return request.tip
+        return self.mark(request, wanted, now, spare=nearest)
 
     def touch(self, mark: Mark) -> None:
         """The state of `mark` was saved or used just now."""
