@@ -2,6 +2,8 @@
 
 python -m benchmarks.kernels.compile [--operation copy_slots] [--no-write]
 
+With other versions of Triton than the installed one: toolchains.py.
+
 The operation itself is called, on CPU tensors, with a driver that only names a target and a launch that only compiles:
 so exactly the specialisations that the operation launches are compiled. Nothing runs.
 """
@@ -13,6 +15,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +38,7 @@ COLUMNS = {
     "registers": "32-bit registers per thread; at most 255",
     "spill_bytes": "bytes per thread that do not fit into registers and live in local memory",
     "shared_bytes": "shared memory per block (limits: 163 KiB on sm_80, 227 KiB on sm_90)",
+    "memory": "instructions that load from or store to global or shared memory, and how many stand in the PTX",
     "constants": "compile-time constants of the specialisation",
 }
 
@@ -96,6 +100,12 @@ def usage(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "spill_bytes": int(found[2]) + int(found[3])}
 
 
+def memory(ptx: str) -> dict[str, int]:
+    """`{"ld.global.v4.b32": 16, ...}`: loads and stores by kind, cache hints left out."""
+    kinds = re.findall(r"\b(ld|st)\.(?:volatile\.)?(global|shared)[\w:.]*?((?:\.v\d)?\.\w+)\s", ptx)
+    return dict(sorted(Counter(f"{move}.{space}{width}" for move, space, width in kinds).items()))
+
+
 def compiled(case: Case, capability: int) -> list[dict[str, Any]]:
     """One row for each different kernel that the case launches. Raises what the compiler raises."""
     inputs = case.inputs(torch.device("cpu"), torch.Generator().manual_seed(0), True)
@@ -112,6 +122,7 @@ def compiled(case: Case, capability: int) -> list[dict[str, Any]]:
             "warps": meta.num_warps,
             "stages": meta.num_stages,
             "shared_bytes": meta.shared,
+            "memory": memory(kernel.asm["ptx"]),
             **usage(kernel.asm["cubin"]),
         }
     return list(rows.values())
@@ -121,7 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operation", help="compile one operation's cases; default all")
     parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--expect-triton", help="fail unless Triton has this version")
     args = parser.parse_args()
+    if args.expect_triton not in (None, triton.__version__):
+        raise SystemExit(f"put Triton {args.expect_triton} first in PYTHONPATH; found {triton.__version__}")
     rows = []
     for case in cases(args.operation):
         for name, capability in TARGETS.items():

@@ -41,15 +41,23 @@ MODELS = (QWEN3_NEXT, QWEN35)
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A baseline with work that is not timed: prepare(**inputs) returns the call, which may return the result."""
+
+    prepare: Callable[..., Callable[[], Any]]
+
+
+@dataclass(frozen=True)
 class Case:
     """One call of an operation at one shape.
 
     inputs(device, generator, small) builds the keyword arguments; `small` keeps every dimension that kernels are
     compiled for and shrinks others (slots, tokens), for compiling and for a machine without a GPU.
     call(**inputs) runs the operation and returns what is compared, a tensor or a tuple of tensors; on Triton and on
-    the naive path it must agree to `tolerance` (relative to the largest element; 0 demands equal bits). `moved_bytes`
-    and `flops` are what the mathematics needs at least. `baselines` are other people's ways to the same result, tried
-    where they import; inputs are built anew for each.
+    the naive path it must agree to `tolerance` (relative to the largest element; 0 demands equal bits). `heads` names
+    the axis of heads of each result, or of all, from the end; each head must agree by its own norm. `moved_bytes` and
+    `flops` are what the mathematics needs at least. `baselines` are other people's ways to the same result, tried where
+    they import; inputs are built anew for each.
     """
 
     operation: str
@@ -59,7 +67,8 @@ class Case:
     tolerance: float
     moved_bytes: int
     flops: int = 0
-    baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    baselines: Mapping[str, Callable[..., Any] | Prepared] = field(default_factory=dict)
+    heads: tuple[int, ...] = ()
 
 
 def cases(operation: str | None = None) -> list[Case]:

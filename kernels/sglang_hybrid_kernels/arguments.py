@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.int32, torch.int64)
+LARGEST_GRID = 65_535
+"""Programs along the second or the third dimension of a launch, a limit of CUDA."""
 
 
 def require(condition: bool, remedy: str, value: object) -> None:
@@ -46,6 +48,13 @@ def require_device(names_and_tensors: dict[str, Tensor]) -> None:
 def require_last_contiguous(name: str, tensor: Tensor) -> None:
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise ValueError(f"make the last dimension of {name} contiguous; its strides: {tensor.stride()}")
+
+
+def require_grid(name: str, count: int, each: int = 1) -> None:
+    """No more of `name` in one call than a launch takes programs; each of them takes `each`."""
+    most = LARGEST_GRID // each
+    if count > most:
+        raise ValueError(f"split the call: Triton takes up to {most} {name} of these shapes at once: {count}")
 
 
 def require_slots(name: str, slots: Tensor, count: int) -> None:

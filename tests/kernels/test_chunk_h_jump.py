@@ -295,7 +295,7 @@ BAD = {
     "u must have shape": {"u": torch.zeros(5, 2, 8)},
     "w must have the dtype of k": {"w": torch.zeros(5, 2, 16, dtype=torch.float16)},
     "g must have shape": {"g": torch.zeros(5, 3)},
-    "dimensions of k contiguous": {"k": torch.zeros(5, 16, 1).transpose(1, 2).expand(5, 2, 16)},
+    "dimensions of state contiguous": {"state": torch.zeros(7, 2, 16, 16).transpose(2, 3)},
     "chunk_size must be one of": {"chunk_size": 48},
     "slots must name slots .*: 7": {"slots": torch.tensor([7])},
     "slot of its own": {"slots": torch.tensor([1, 1]), "request_rows": torch.tensor([0, 1, 2])},

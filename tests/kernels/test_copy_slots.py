@@ -40,7 +40,15 @@ def transposed() -> list[Tensor]:
     return [randn(3, 7, 8, 16, 2).permute(0, 1, 4, 2, 3), randn(7, 3, 5, 4).transpose(0, 1)[..., ::2]]
 
 
-POOLS = {"mamba": mamba_pools, "envelope": envelope, "transposed": transposed}
+def odd() -> list[Tensor]:
+    """No words of four bytes: odd addresses, distances of slots, numbers of elements. Then float64: two words each."""
+    address = randn(3 * 7 * 6 + 1, dtype=torch.bfloat16)[1:].view(3, 7, 6)
+    distance = randn(7, 3 * 4 + 1, seed=1, dtype=torch.float16)[:, :12].view(7, 3, 4).transpose(0, 1)
+    count = randn(3, 7, 5, seed=2, dtype=torch.bfloat16)
+    return [address, distance, count, randn(3, 7, 9, seed=3, dtype=torch.float64)]
+
+
+POOLS = {"mamba": mamba_pools, "envelope": envelope, "transposed": transposed, "odd": odd}
 
 
 def test_a_pair_is_an_assignment_and_pairs_run_in_order():

@@ -224,7 +224,7 @@ BAD = {
     "beta must have shape": {"beta": torch.zeros(1, 3, 1)},
     "convert pool to": {"pool": torch.zeros(4, 2, 16, 16).half()},
     "slots must name slots .*: 4": {"slots": torch.tensor([4])},
-    "dimensions of v contiguous": {"v": torch.zeros(1, 3, 2, 32)[..., ::2]},
+    "dimensions of pool contiguous": {"pool": torch.zeros(4, 2, 16, 32)[..., ::2]},
 }
 
 

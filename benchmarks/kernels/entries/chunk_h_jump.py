@@ -82,6 +82,7 @@ def _case(model: Model, seams: int, size: int, stored: torch.dtype) -> Case:
             + tokens * (heads * k * 3 * 2 + model.key_heads * k * 2 + heads * 4)  # w, u, v_new, k, g
         ),
         flops=rows * 2 * matrix * k + tokens * 4 * matrix,
+        heads=(-3, -2, -3),
         baselines={"SGLang, row by row": _stock_rows},
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.prefills import fla_prefill, fla_two_prefills
-from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
+from benchmarks.kernels.prefills import fla_prefill, fla_two_prefills, sglang_prefill
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model, Prepared
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 
 TOKENS = 1024
@@ -100,6 +100,7 @@ _BASELINES = {
     "our two passes": _two_passes,
     "one plain prefill, FLA": fla_prefill,
     "two plain prefills, FLA": fla_two_prefills,
+    "one plain prefill, SGLang": Prepared(sglang_prefill),
 }
 
 CASES = [
@@ -112,6 +113,7 @@ CASES = [
         _moved_bytes(model, family, dtype.itemsize, stored.itemsize),
         _flops(model, family),
         baselines=_BASELINES if (family, stored) == ("gdn", torch.float32) else {},
+        heads=(-3, -3 if FAMILIES[family][0] else -2 if FAMILIES[family][1] else -1),
     )
     for model, family, dtype, stored, tolerance in (
         *((model, "gdn", torch.bfloat16, torch.bfloat16, 0.02) for model in MODELS),

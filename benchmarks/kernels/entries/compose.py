@@ -63,6 +63,7 @@ def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int) -> C
         tolerance=1e-4,
         moved_bytes=SEGMENTS * (2 * matrix * BYTES[stored] + scales) + 2 * 4 * matrix,
         flops=SEGMENTS * 2 * matrix * model.head_dim,
+        heads=(-3,),
         baselines={} if stored is torch.int8 else {"torch.baddbmm per segment": _batched_matmul},
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.registry import MODELS, Case, Model
+from benchmarks.kernels.prefills import causal_conv1d_prefill
+from benchmarks.kernels.registry import MODELS, Case, Model, Prepared
 from sglang_hybrid_kernels.conv_window_at import conv_window_at
 
 POSITIONS = (2, 191)
@@ -44,6 +45,7 @@ CASES = [
         _call,
         0.0,
         len(POSITIONS) * 2 * model.conv_channels * (model.conv_width - 1) * 2,
+        baselines={"the convolution itself, causal-conv1d": Prepared(causal_conv1d_prefill)},
     )
     for model in MODELS
 ]

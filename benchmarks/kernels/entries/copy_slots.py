@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.prefills import sglang_copy
-from benchmarks.kernels.registry import MODELS, Case, Model
+from benchmarks.kernels import copies
+from benchmarks.kernels.registry import MODELS, Case, Model, Prepared
 from sglang_hybrid_kernels.copy_slots import copy_slots
 
 PAIRS = 4
@@ -39,6 +39,20 @@ def _within(
     return {"pools": pools, **_pairs(pools, device)}
 
 
+def _page_major(
+    model: Model, dtype: torch.dtype, device: torch.device, generator: torch.Generator, small: bool
+) -> dict[str, Any]:
+    """As elastic memory keeps them: all layers of a slot side by side, windows before states."""
+    temporal, conv = _pools(model, dtype, device, generator, small)
+    sizes = [x[:, 0].numel() * x.element_size() for x in (conv, temporal)]
+    slots = torch.empty(temporal.shape[1], sum(sizes), dtype=torch.uint8, device=device).split(sizes, 1)
+    pools = [
+        raw.view(x.dtype).unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1).copy_(x)
+        for raw, x in zip(slots, (conv, temporal), strict=True)
+    ]
+    return {"pools": pools[::-1], **_pairs(pools, device)}
+
+
 def _across(
     model: Model,
     dtype: torch.dtype,
@@ -62,13 +76,6 @@ def _call(**inputs: Any) -> tuple[Tensor, ...]:
     return tuple(into) + tuple(scale for scale in inputs.get("into_scales", ()) if scale is not None)
 
 
-def _gather_scatter(**inputs: Any) -> tuple[Tensor, ...]:
-    """What SGLang's MambaPool.copy_from does for the temporal state."""
-    for pool in inputs["pools"]:
-        pool[:, inputs["destination"]] = pool[:, inputs["source"]]
-    return tuple(inputs["pools"])
-
-
 def _slot_bytes(model: Model, element_bytes: float) -> float:
     state = model.value_heads * model.head_dim**2 * element_bytes
     return model.linear_layers * (state + model.conv_channels * (model.conv_width - 1) * 2)
@@ -80,13 +87,19 @@ _INT8 = 1 + 4 / MODELS[0].head_dim
 CASES = [
     Case(
         "copy_slots",
-        f"{model.name} float32 within",
-        partial(_within, model, torch.float32),
+        f"{model.name} float32 {where}",
+        partial(inputs, model, torch.float32),
         _call,
         0.0,
         int(PAIRS * 2 * _slot_bytes(model, 4)),
-        baselines={"gather-scatter": _gather_scatter, "SGLang": sglang_copy},
+        baselines={
+            "PyTorch, gather and scatter": copies.gather_scatter,
+            "PyTorch, slot by slot": Prepared(copies.slot_by_slot),
+            "SGLang, track_mamba_states_all_layers": copies.sglang_tracking,
+            "SGLang, fused_copy_conv_slots and gather": Prepared(copies.sglang_copy_on_match),
+        },
     )
+    for inputs, where in ((_within, "within"), (_page_major, "within page-major"))
     for model in MODELS
 ] + [
     Case(

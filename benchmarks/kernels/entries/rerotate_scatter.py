@@ -71,6 +71,7 @@ def _case(model: Model, segments: int) -> Case:
         tolerance=2**-8,
         moved_bytes=2 * 2 * elements * 2 + segments * SEGMENT * 16,
         flops=6 * elements * model.rotary_dim // model.attention_dim // 2,
+        heads=(-2,),
         baselines={"PyTorch, layer by layer": _by_layer},
     )
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
+from benchmarks.kernels.attentions import flashinfer_paged, masked, sglang_extend
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model, Prepared
 from sglang_hybrid_kernels.seam_attention import seam_attention
 
 SEGMENT, SEAM = 1024, 16
@@ -41,14 +42,6 @@ def _call(**inputs: Any) -> Tensor:
     return seam_attention(**inputs, check_slots=False)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, positions: Tensor, **_: Any) -> Tensor:
-    """PyTorch: keys gathered, one call with a mask of queries times keys."""
-    mask = torch.arange(pages.numel(), device=q.device) <= positions[:, None]
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k[pages], v[pages]))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    return out[0].transpose(0, 1)
-
-
 def _case(model: Model, segments: int) -> Case:
     tokens, keys = segments * SEAM, segments * SEGMENT
     seen = SEAM * SEGMENT * segments * (segments - 1) // 2 + segments * SEAM * (SEAM + 1) // 2
@@ -60,7 +53,12 @@ def _case(model: Model, segments: int) -> Case:
         tolerance=2**-6,
         moved_bytes=2 * model.attention_dim * 2 * (keys * model.kv_heads + tokens * model.query_heads),
         flops=4 * seen * model.query_heads * model.attention_dim,
-        baselines={"torch scaled_dot_product_attention with a mask": _masked},
+        heads=(-2,),
+        baselines={
+            "PyTorch, scaled_dot_product_attention with a mask": masked,
+            "SGLang, extend attention with a mask": Prepared(sglang_extend),
+            "FlashInfer, paged prefill with a mask": Prepared(flashinfer_paged),
+        },
     )
 
 

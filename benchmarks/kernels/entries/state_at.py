@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.prefills import fla_prefill
-from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
+from benchmarks.kernels.prefills import fla_prefill, mamba2_prefill, mamba_ssm_prefill, sglang_prefill
+from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model, Prepared
 from sglang_hybrid_kernels.state_at import state_at
 
 TOKENS = 8192
@@ -64,6 +64,15 @@ def _flops(model: Model) -> int:
     return 6 * sum(position % 64 for position in POSITIONS) * model.value_heads * model.head_dim**2
 
 
+_BASELINES = {
+    "gdn": {"the prefill itself, FLA": fla_prefill, "the prefill itself, SGLang": Prepared(sglang_prefill)},
+    "mamba2": {
+        "the prefill itself, SGLang": Prepared(mamba2_prefill(tracked=False)),
+        "the prefill with its tracked states, SGLang": Prepared(mamba2_prefill(tracked=True)),
+        "the prefill itself, mamba-ssm": Prepared(mamba_ssm_prefill),
+    },
+}
+
 CASES = [
     Case(
         "state_at",
@@ -73,7 +82,8 @@ CASES = [
         1e-5,
         _moved_bytes(model, dtype.itemsize),
         _flops(model),
-        baselines={"the prefill itself, FLA": fla_prefill} if family == "gdn" else {},
+        baselines=_BASELINES.get(family, {}),
+        heads=(-3,),
     )
     for model, family, dtype in (
         *((model, "gdn", torch.bfloat16) for model in MODELS),

@@ -109,10 +109,10 @@ def _sglang_verify(**inputs: Any) -> Tensor:
 
     out, (heads, dim, size) = torch.empty_like(inputs["v"]), pool.shape[1:]
     a = torch.full((heads, 1, 1), -1.0, device=pool.device).expand(heads, dim, size)  # one scalar per head
-    dt = -inputs["g"][..., None].expand(requests, nodes, heads, dim)
-    selective_state_update(
-        pool, inputs["v"], dt, a, inputs["k"], inputs["q"], state_batch_indices=inputs["slots"], out=out, **after
-    )
+    dt = (-inputs["g"])[..., None].expand(requests, nodes, heads, dim)
+    nothing = torch.zeros(heads, 1, device=pool.device).expand(heads, dim)
+    given = (pool, inputs["v"], dt, a, inputs["k"], inputs["q"], nothing)
+    selective_state_update(*given, dt_bias=nothing, state_batch_indices=inputs["slots"], out=out, **after)
     return out
 
 
@@ -132,6 +132,7 @@ def _verify_case(model: Model, requests: int, nodes: int, delta: bool) -> Case:
         tolerance=2**-7,
         moved_bytes=4 * state + rows * (2 * 2 * model.key_heads + (2 + 2 + 4) * model.value_heads),
         flops=(4 if delta else 2) * state * nodes + 2 * rows * nodes * model.value_heads * (3 + delta),
+        heads=(-2,),
         baselines={"SGLang, a state per candidate": _sglang_verify},
     )
 
@@ -147,6 +148,7 @@ def _promote_case(model: Model, requests: int, nodes: int) -> Case:
         tolerance=1e-4,
         moved_bytes=2 * 4 * state + rows * (2 * model.key_heads + 4 * model.value_heads),
         flops=2 * state * DEPTH,
+        heads=(-3,),
     )
 
 

@@ -53,7 +53,7 @@ def chunk_h_jump(
     h is [chunks, heads, V, K] in k's dtype: every row has ceil(length / chunk_size) chunks, row after row. v_new has
     the shape and dtype of u. check_slots=False leaves out the checks that read index tensors, which on a GPU wait for
     the device; h then has the most chunks there could be, tokens // chunk_size + rows, the last ones undefined. Raises
-    ValueError for bad input, before anything is written.
+    ValueError for bad input, before anything is written. Triton copies k, w, u and g where they are strided.
 
     A request's bits do not depend on what else is in the batch. Nor do they depend on where a prefix was cut, if it was
     cut at a multiple of chunk_size from the row's start and the state was kept in fp32: one row over [0, n), two rows

@@ -56,7 +56,6 @@ class Plan:
         by_token = {"k": self.k, "u": self.u, "g": self.g, **({} if self.w is None else {"w": self.w})}
         for name, tensor in by_token.items():
             require_dtype(name, tensor, TOKEN_TYPES)
-            require_matrices(name, tensor, tensor.dim() - 1)
         if self.w is not None:
             require_shape("w", self.w, [tokens, heads, k])
             require(self.w.dtype == self.k.dtype, "w must have the dtype of k", self.w.dtype)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_hybrid_kernels.arguments import require_grid
 from sglang_hybrid_kernels.chunk_h_jump.check import Plan
 from sglang_hybrid_kernels.compose.triton import (
     FAMILY,
@@ -84,19 +85,27 @@ def chunk_h_jump_kernel(
 
 def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
     """See sglang_hybrid_kernels.chunk_h_jump."""
-    k, u, state, operators = plan.k, plan.u, plan.state, plan.operators
+    k, u, g, state, operators = (
+        plan.k.contiguous(),
+        plan.u.contiguous(),
+        plan.g.contiguous(),
+        plan.state,
+        plan.operators,
+    )
+    w = None if plan.w is None else plan.w.contiguous()
     _, heads, v, key_dim = state.shape
-    require_supported(operators, key_dim, state.dtype, k.dtype, u.dtype, plan.g.dtype)
+    require_supported(operators, key_dim, state.dtype, k.dtype, u.dtype, g.dtype)
+    require_grid("requests", plan.slots.numel(), heads)
     h = k.new_empty(chunks, heads, v, key_dim)
-    v_new = u if plan.w is None else torch.empty_like(u)
+    v_new = plan.u if w is None else torch.empty_like(u)
     if not plan.slots.numel() or not state.numel():
         return h, v_new
     counts = plan.chunk_counts()
     wide = plan.chunk_size > 32 or operators.transition.dtype == torch.float32  # else registers spill
     block = min(BLOCK_V, max(16, triton.next_power_of_2(v)))
     chunk_h_jump_kernel[(triton.cdiv(v, block), plan.slots.numel() * heads)](
-        *(k, plan.w, u, plan.g, v_new, h, state, *state.stride()[:2], plan.slots, plan.cu_seqlens, plan.request_rows),
-        *(counts.cumsum(0) - counts, plan.jump),
+        *(k, w, u, g, v_new, h, state, *state.stride()[:2], plan.slots.contiguous(), plan.cu_seqlens.contiguous()),
+        *(plan.request_rows.contiguous(), counts.cumsum(0) - counts, plan.jump.contiguous()),
         *[item for x in operators.in_order() for item in (x, *((0, 0) if x is None else x.stride()[:2]))],
         H=heads,
         KEY_HEADS=k.shape[1],

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_hybrid_kernels.arguments import require_grid
 from sglang_hybrid_kernels.chunk import CHUNK, NORM_EPSILON
 from sglang_hybrid_kernels.chunk_transition.check import Plan
 
@@ -271,6 +272,7 @@ def chunk_transition(plan: Plan) -> None:
     """See sglang_hybrid_kernels.chunk_transition; pools are floating."""
     tokens, heads, dv = plan.v.shape
     dk, segments = plan.k.shape[2], plan.entries.numel()
+    require_grid("segments", segments)
     cu_seqlens, entries = plan.cu_seqlens.contiguous(), plan.entries.contiguous()
     beta = plan.g if plan.beta is None else plan.beta
     half = plan.k.element_size() == 2

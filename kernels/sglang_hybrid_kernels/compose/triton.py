@@ -157,7 +157,8 @@ def compose(plan: Plan) -> None:
     layers, _, heads, v, k = pool.shape
     require_supported(operators, k, pool.dtype)
     rows, groups = plan.source.numel(), plan.tree_groups
-    chain, offsets = plan.chain, plan.chain_offsets
+    chain, offsets = plan.chain.contiguous(), plan.chain_offsets.contiguous()
+    source, destination = plan.source.contiguous(), plan.destination.contiguous()
     if groups > 1:
         folded = Operators(
             torch.empty(layers, rows * groups, heads, k, k, dtype=torch.float32, device=device),
@@ -174,7 +175,7 @@ def compose(plan: Plan) -> None:
         offsets = torch.arange(0, rows * groups + 1, groups, dtype=torch.int32, device=device)
     tiles = tiling(operators, v, k)
     compose_kernel[(rows * layers * heads * triton.cdiv(v, tiles["BV"]),)](
-        *(pool, *pool.stride()[:3], plan.source, plan.destination, chain, offsets, layers, heads),
+        *(pool, *pool.stride()[:3], source, destination, chain, offsets, layers, heads),
         *operands(operators),
         **tiles,
     )

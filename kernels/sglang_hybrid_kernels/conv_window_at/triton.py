@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sglang_hybrid_kernels.arguments import require_grid
 from sglang_hybrid_kernels.conv_window_at.check import Plan
 
 CHANNELS = 256
@@ -48,6 +49,7 @@ def window_kernel(
 def conv_window_at(plan: Plan) -> None:
     """See sglang_hybrid_kernels.conv_window_at."""
     channels, window = plan.into.shape[1:]
+    require_grid("positions", plan.position.numel())
     initial, slots = plan.into if plan.initial is None else plan.initial, plan.slots.contiguous()
     window_kernel[(triton.cdiv(channels, CHANNELS), plan.position.numel())](
         plan.x, plan.cu_seqlens.contiguous(), plan.sequence.contiguous(), plan.position.contiguous(), plan.into,

@@ -1,4 +1,4 @@
-"""Copies slots of any number of pools: a state with all its layers, convolution windows and scales in one launch."""
+"""Copies slots of any number of pools: a state with all its layers and convolution windows in one launch."""
 
 from __future__ import annotations
 

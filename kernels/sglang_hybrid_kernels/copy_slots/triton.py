@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,11 +22,14 @@ POOLS = 8
 """Pools per launch; more take several launches."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORD = 4
+"""Bytes: four words of a thread are the widest load. Of wider ones Triton sees less alignment, a multiple of 16 words.
+"""
 _BLOCKS = 2048
 """Blocks a launch wants at least, to fill a GPU."""
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["source", "destination"])
 def copy_kernel(
     pools, into, source, destination, pairs, slots, into_slots, ends, blocks, rests, sizes, strides, into_strides,
     INNER: tl.constexpr, BLOCK: tl.constexpr,
@@ -43,7 +47,7 @@ def copy_kernel(
             inside = rest < rests[p]
             read = rest.to(tl.int64) * 0 + outer * strides[p][1]
             write = rest.to(tl.int64) * 0 + outer * into_strides[p][1]
-            for d in tl.static_range(INNER[p]):
+            for d in tl.static_range(tl.constexpr(INNER[p])):  # Triton 3.6: an element of a constexpr tuple is an int
                 index = rest if d == INNER[p] - 1 else rest % sizes[p][d]
                 rest = rest // sizes[p][d]
                 read += index.to(tl.int64) * strides[p][2 + d]
@@ -59,7 +63,7 @@ def copy_kernel(
         begin = ends[p]
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["source", "destination"])
 def quantise_kernel(
     pool, into, scale, source, destination, pairs, slots, into_slots, heads, V, K, strides, into_strides, scale_strides,
     TO_INT8: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -95,48 +99,74 @@ def copy_slots(
     plain: Sequence[Plain], quantised: Sequence[Quantised], source: Tensor, destination: Tensor, slot_dim: int
 ) -> None:
     """See sglang_hybrid_kernels.copy_slots; pools as check.split returns them."""
-    for first in range(0, len(plain), POOLS):
-        _copy(plain[first : first + POOLS], source, destination, slot_dim)
+    source, destination = source.contiguous(), destination.contiguous()
+    for same_word in _by_word(plain, slot_dim).values():
+        for first in range(0, len(same_word), POOLS):
+            _copy(same_word[first : first + POOLS], source, destination)
     for entry in quantised:
         _convert(entry, source, destination, slot_dim)
 
 
-def _copy(entries: Sequence[Plain], source: Tensor, destination: Tensor, slot_dim: int) -> None:
-    entries = [entry for entry in entries if entry.pool.numel() and entry.into.numel()]
-    if not entries:
-        return
-    pairs = [(_bits(pool), _bits(into)) if pool.dtype == into.dtype else (pool, into) for pool, into in entries]
-    plans = [_plan(pool.shape, pool.stride(), into.stride(), slot_dim) for pool, into in pairs]
-    elements = sum(math.prod(sizes) for sizes, _, _ in plans)
+class _Copy(NamedTuple):
+    """One pool of a launch, in words: integers of one width, or floats where the dtype changes. The tensors only say
+    where the first word lies and what it is."""
+
+    pool: Tensor
+    into: Tensor
+    slots: int
+    into_slots: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    into_strides: tuple[int, ...]
+
+
+def _by_word(plain: Sequence[Plain], slot_dim: int) -> dict[int, list[_Copy]]:
+    """Pools that are copied in words of the same width share launches; a launch of several widths would move data
+    between threads, through shared memory. Change of dtype: 0."""
+    found: dict[int, list[_Copy]] = {}
+    for pool, into in plain:
+        if not pool.numel() or not into.numel():
+            continue
+        word, layout = 0, _plan(tuple(pool.shape), pool.stride(), into.stride(), slot_dim)
+        slots = (pool.shape[slot_dim], into.shape[slot_dim])
+        if pool.dtype == into.dtype:
+            word, layout = _in_words(*layout, pool.element_size(), math.gcd(WORD, pool.data_ptr(), into.data_ptr()))
+            pool, into = _words(pool, word), _words(into, word)
+        found.setdefault(word, []).append(_Copy(pool, into, *slots, *layout))
+    return found
+
+
+def _copy(entries: Sequence[_Copy], source: Tensor, destination: Tensor) -> None:
+    elements = sum(math.prod(entry.sizes) for entry in entries)
     block = min(8192, max(256, triton.next_power_of_2(elements // _BLOCKS)))
     ends, blocks, rests = [], [], []
-    for sizes, _, _ in plans:
-        rests.append(math.prod(sizes[1:]))
+    for entry in entries:
+        rests.append(math.prod(entry.sizes[1:]))
         blocks.append(triton.cdiv(rests[-1], block))
-        ends.append((ends[-1] if ends else 0) + sizes[0] * blocks[-1])
+        ends.append((ends[-1] if ends else 0) + entry.sizes[0] * blocks[-1])
     copy_kernel[(ends[-1],)](
-        tuple(pool for pool, _ in pairs),
-        tuple(into for _, into in pairs),
-        source.contiguous(),
-        destination.contiguous(),
+        tuple(entry.pool for entry in entries),
+        tuple(entry.into for entry in entries),
+        source,
+        destination,
         source.numel(),
-        tuple(pool.shape[slot_dim] for pool, _ in pairs),
-        tuple(into.shape[slot_dim] for _, into in pairs),
+        tuple(entry.slots for entry in entries),
+        tuple(entry.into_slots for entry in entries),
         tuple(ends),
         tuple(blocks),
         tuple(rests),
-        tuple(sizes[:0:-1] for sizes, _, _ in plans),
-        tuple(strides[:2] + strides[:1:-1] for _, strides, _ in plans),
-        tuple(strides[:2] + strides[:1:-1] for _, _, strides in plans),
-        INNER=tuple(len(sizes) - 1 for sizes, _, _ in plans),
+        tuple(entry.sizes[:0:-1] for entry in entries),
+        tuple(entry.strides[:2] + entry.strides[:1:-1] for entry in entries),
+        tuple(entry.into_strides[:2] + entry.into_strides[:1:-1] for entry in entries),
+        INNER=tuple(len(entry.sizes) - 1 for entry in entries),
         BLOCK=block,
         num_warps=8 if block >= 4096 else 4,
     )
 
 
-def _bits(x: Tensor) -> Tensor:
-    """The same memory as integers: copies keep every bit, also of NaN and of dtypes that Triton cannot compute with."""
-    return x.view(_INTEGERS[x.element_size()])
+def _words(x: Tensor, word: int) -> Tensor:
+    """The first word of x. Integers keep every bit, also of NaN and of dtypes that Triton cannot compute with."""
+    return x.as_strided((max(1, word // x.element_size()),), (1,)).view(_INTEGERS[word])
 
 
 @functools.lru_cache(maxsize=256)
@@ -158,6 +188,21 @@ def _plan(
     return sizes, (strides[slot_dim], *out), (into_strides[slot_dim], *into_out)
 
 
+@functools.lru_cache(maxsize=256)
+def _in_words(
+    sizes: tuple[int, ...], strides: tuple[int, ...], into_strides: tuple[int, ...], element: int, alignment: int
+) -> tuple[int, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """The widest word up to WORD bytes that divides every size, stride and address (`alignment` bytes), and the plan
+    in such words. Elements that do not lie side by side are words."""
+    if not strides[-1] == into_strides[-1] == 1:
+        return element, (sizes, strides, into_strides)
+    outer = (strides[:-1], into_strides[:-1])
+    word = math.gcd(alignment, sizes[-1] * element, *(stride * element for side in outer for stride in side))
+    sizes = (*sizes[:-1], sizes[-1] * element // word)
+    read, write = ((*(stride * element // word for stride in side), 1) for side in outer)
+    return word, (sizes, read, write)
+
+
 def _convert(entry: Quantised, source: Tensor, destination: Tensor, slot_dim: int) -> None:
     pool, into, scale, into_scale = entry
     if not pool.numel() or not into.numel():
@@ -171,8 +216,8 @@ def _convert(entry: Quantised, source: Tensor, destination: Tensor, slot_dim: in
         pool,
         into,
         scale,
-        source.contiguous(),
-        destination.contiguous(),
+        source,
+        destination,
         source.numel(),
         slots,
         into.shape[0],

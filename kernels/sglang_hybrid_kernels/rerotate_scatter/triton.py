@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_hybrid_kernels.arguments import require
+from sglang_hybrid_kernels.arguments import require, require_grid
 from sglang_hybrid_kernels.rerotate_scatter.check import Plan
 
 BLOCK_ELEMENTS = 4096
@@ -72,10 +72,12 @@ def rerotate_scatter(plan: Plan) -> None:
         return
     pools = (plan.source_k, plan.destination_k, plan.source_v or plan.source_k, plan.destination_v or plan.source_k)
     distances = tuple(tuple(_distance(pool[layer], pool[0]) for pool in pools) for layer in range(len(plan.source_k)))
-    cos, sin = (x.float() for x in plan.rotation())
+    cos, sin = (x.float().contiguous() for x in plan.rotation())
+    source, destination = plan.source.contiguous(), plan.destination.contiguous()
+    require_grid("layers", len(plan.source_k))
     block = max(1, BLOCK_ELEMENTS // triton.next_power_of_2(max(size, value_size)))
     rerotate_scatter_kernel[(triton.cdiv(rows, block), len(plan.source_k))](
-        *(k, into_k, v, into_v, _table(distances, k.device), plan.source, plan.destination, plan.segments(), cos, sin),
+        *(k, into_k, v, into_v, _table(distances, k.device), source, destination, plan.segments(), cos, sin),
         *(rows, heads, *k.stride()[:2], *into_k.stride()[:2], *v.stride()[:2], *into_v.stride()[:2]),
         D=size,
         DV=value_size,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_hybrid_kernels.arguments import require
+from sglang_hybrid_kernels.arguments import require, require_grid
 from sglang_hybrid_kernels.seam_attention.check import Plan
 
 PART = 2048
@@ -114,6 +114,9 @@ def seam_attention(plan: Plan) -> Tensor:
         return out
     groups, requests = heads // kv_heads, plan.page_offsets.numel() - 1
     parts = max(1, triton.cdiv(plan.most_keys, PART))
+    require_grid(f"keys of one request, in parts of {PART},", parts)
+    indices = (plan.pages, plan.page_offsets, plan.positions, plan.query_offsets)
+    pages, page_offsets, positions, query_offsets = (index.contiguous() for index in indices)
     if parts > 1:
         partial = torch.empty(parts, tokens, heads, value_size, dtype=torch.float32, device=q.device)
         sums = torch.empty(parts, tokens, heads, dtype=torch.float32, device=q.device)
@@ -121,10 +124,10 @@ def seam_attention(plan: Plan) -> Tensor:
         partial = sums = out
     wide, full = largest > 128, q.dtype == torch.float32  # fp32 keys and their TF32 x 3 parts fill the shared memory
     block = 64
-    block_ends = ((plan.query_offsets.diff() * groups + block - 1) // block).cumsum(0)
+    block_ends = ((query_offsets.diff() * groups + block - 1) // block).cumsum(0)
     blocks = tokens * groups // block + requests
     attend_kernel[(blocks, kv_heads, parts)](
-        *(q, k, v, plan.pages, plan.page_offsets, plan.positions, plan.query_offsets, block_ends, requests),
+        *(q, k, v, pages, page_offsets, positions, query_offsets, block_ends, requests),
         *(partial, sums, tokens, heads, plan.factor * math.log2(math.e), plan.window or 0),
         *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
         D=size,

@@ -9,8 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sglang_hybrid_kernels.arguments import require_grid
 from sglang_hybrid_kernels.chunk import NORM_EPSILON
 from sglang_hybrid_kernels.state_at.check import Plan
+
+INDICES = ["cu_seqlens", "sequence", "position", "slots"]
+"""Arguments whose alignment makes no other kernel: nothing is compiled in the middle of serving."""
 
 
 @triton.jit
@@ -34,7 +38,7 @@ def _locate(cu_seqlens, sequence, position, slots, n, sequences, into_slots, CHU
     return tl.sum(before) + chunk, lo + chunk * CHUNK, (at - chunk * CHUNK).to(tl.int32), slot, exists
 
 
-@triton.jit(do_not_specialize=["sequences", "into_slots"])
+@triton.jit(do_not_specialize=["sequences", "into_slots"], do_not_specialize_on_alignment=INDICES)
 def walk_kernel(
     h, k, v, g, beta, cu_seqlens, sequence, position, into, slots, sequences, into_slots,
     h_chunk, h_head, h_row, k_token, k_head, v_token, v_head, v_row, g_token, g_head, beta_token, beta_head,
@@ -79,7 +83,7 @@ def walk_kernel(
         tl.store(p_into, state.to(into.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["sequences", "into_slots"])
+@triton.jit(do_not_specialize=["sequences", "into_slots"], do_not_specialize_on_alignment=INDICES)
 def product_kernel(
     h, k, v, g, beta, cu_seqlens, sequence, position, into, slots, sequences, into_slots,
     h_chunk, h_head, h_row, k_token, k_head, v_token, v_head, v_row, g_token, g_head, beta_token, beta_head,
@@ -141,6 +145,7 @@ def product_kernel(
 def state_at(plan: Plan) -> None:
     """See sglang_hybrid_kernels.state_at."""
     _, heads, dv, dk = plan.h.shape
+    require_grid("positions", plan.position.numel())
     beta = plan.g if plan.beta is None else plan.beta
     columns = max(16, triton.next_power_of_2(dk))
     rows = 8 if plan.delta else 16

@@ -48,8 +48,8 @@ def state_verify(
 
     out has the shape and dtype of v. values [requests, nodes, heads, V] float32 (float64 on float64) are the u_n, for
     `promote_path`. All nodes are solved for at once, as one chunk whose causal mask is the ancestor relation. Triton:
-    up to 64 nodes. check_slots=False leaves out the checks that read index tensors, which on a GPU wait for the device.
-    Raises ValueError for bad input.
+    up to 64 nodes, and it first copies what is strided but the pool. check_slots=False leaves out the checks that read
+    index tensors, which on a GPU wait for the device. Raises ValueError for bad input.
     Source: EAGLE-2 and SpecInfer trees; Gated DeltaNet, chunked WY form, with the triangle replaced by a tree.
     """
     tree = Tree(q, k, v, g, beta, pool, slots, parent, scale)

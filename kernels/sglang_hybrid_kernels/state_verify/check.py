@@ -55,7 +55,6 @@ class Tree:
         require_dtype("q", self.q, (self.k.dtype,))
         for name, tensor in tensors.items():
             require_dtype(name, tensor, TOKEN_TYPES)
-            require_matrices(name, tensor, tensor.dim() - 1)
         require_shape("slots", self.slots, [requests])
         require_dtype("slots", self.slots, INTEGERS)
         require_device({"pool": self.pool, **tensors, "slots": self.slots, "parent": self.parent})
@@ -91,7 +90,6 @@ class Promotion:
         tensors = {"k": self.k, "values": self.values, "g": self.g}
         for name, tensor in tensors.items():
             require_dtype(name, tensor, TOKEN_TYPES)
-            require_matrices(name, tensor, tensor.dim() - 1)
         require_device({"pool": self.pool, **tensors})
         _require_moves(self, requests, nodes, slots, check_slots)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_hybrid_kernels.arguments import require
+from sglang_hybrid_kernels.arguments import require, require_grid
 from sglang_hybrid_kernels.state_verify.check import Promotion, Tree, WindowPromotion
 
 LARGEST_NODES = 64
@@ -151,15 +151,18 @@ def promote_window_kernel(
 
 def state_verify(tree: Tree) -> tuple[Tensor, Tensor]:
     """See sglang_hybrid_kernels.state_verify."""
-    out, values = torch.empty_like(tree.v), torch.empty_like(tree.v, dtype=torch.float32)
+    q, k, v, g = (x.contiguous() for x in (tree.q, tree.k, tree.v, tree.g))
+    beta = None if tree.beta is None else tree.beta.contiguous()
+    out, values = torch.empty_like(v), torch.empty_like(v, dtype=torch.float32)
     _require_supported(tree.pool, tree.k, tree.v, tree.g)
     (requests, nodes, heads, value_dim), key_dim = tree.v.shape, tree.k.shape[3]
     if not out.numel():
         return out, values
+    require_grid("requests", requests)
     constants = _constants(tree.k, nodes, heads, value_dim, key_dim)
     state_verify_kernel[(triton.cdiv(value_dim, constants["BV"]), heads, requests)](
-        *(tree.q, tree.k, tree.v, tree.g, tree.beta, tree.pool, *tree.pool.stride()[:2]),
-        *(tree.slots, tree.parent.contiguous(), out, values, nodes, tree.scale),
+        *(q, k, v, g, beta, tree.pool, *tree.pool.stride()[:2]),
+        *(tree.slots.contiguous(), tree.parent.contiguous(), out, values, nodes, tree.scale),
         **constants,
     )
     return out, values
@@ -172,10 +175,12 @@ def promote_path(promotion: Promotion) -> None:
     (layers, requests, nodes, heads, value_dim), key_dim = values.shape, pool.shape[4]
     if not layers * requests * heads * value_dim * key_dim:
         return
+    require_grid("requests", requests, layers)
+    tokens = (x.contiguous() for x in (promotion.k, values, promotion.g))
     constants = _constants(promotion.k, max(nodes, 1), heads, value_dim, key_dim)
     promote_path_kernel[(triton.cdiv(value_dim, constants["BV"]), heads, layers * requests)](
-        *(pool, *pool.stride()[:3], promotion.source, promotion.destination, promotion.k, values, promotion.g),
-        *(promotion.parent.contiguous(), promotion.accepted, requests, nodes),
+        *(pool, *pool.stride()[:3], promotion.source.contiguous(), promotion.destination.contiguous(), *tokens),
+        *(promotion.parent.contiguous(), promotion.accepted.contiguous(), requests, nodes),
         **constants,
     )
 
@@ -187,10 +192,12 @@ def promote_window(promotion: WindowPromotion) -> None:
     requests, nodes = inputs.shape[1:3]
     if not pool.numel() or not requests:
         return
+    require_grid("requests", requests, layers)
     block = min(1024, triton.next_power_of_2(channels))
     promote_window_kernel[(triton.cdiv(channels, block), layers * requests)](
-        *(pool, *pool.stride(), promotion.source, promotion.destination, inputs, *inputs.stride()),
-        *(promotion.parent.contiguous(), promotion.accepted, requests, nodes, channels),
+        *(pool, *pool.stride(), promotion.source.contiguous(), promotion.destination.contiguous()),
+        *(inputs, *inputs.stride(), promotion.parent.contiguous(), promotion.accepted.contiguous()),
+        *(requests, nodes, channels),
         WIDTH=width,
         BLOCK=block,
     )
