@@ -127,7 +127,7 @@ def test_shifting_load_changes_no_token_and_leaves_no_page(
     assert client.used() == client.metric("granules_pinned")
     assert client.metric("failures", "map") == 0
     assert cli.main(["doctor", "--url", client.server.url]) == 0
-    assert cli.main(["doctor", "--url", static.server.url]) == 2, "there is no elastic memory"
+    assert cli.main(["doctor", "--url", static.server.url]) == 2, "it has no --enable-metrics"
 
 
 def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(

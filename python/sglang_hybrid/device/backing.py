@@ -38,12 +38,14 @@ class PooledBacking:
         self._owner_pid = os.getpid()
         self._mapped: dict[Granule, int] = {}
         self._pooled: list[int] = []
+        self._clean: set[int] = set()  # handles that read zero, because they were never mapped
         self._created = 0
         self._lock = threading.Lock()  # guards _pooled and _created: prefault may run on another thread
         self._creating = threading.Lock()  # one creation at a time; taken before _lock
         self._bases: list[int] = []
         self._ranges: list[tuple[int, int]] = []  # (address, bytes)
         self._closed = False
+        self.reclaimed = 0  # times that memory was there once other caches of the process had given theirs back
         self.on_taken: Callable[[], None] | None = None  # told that handles were taken: who creates ahead may have to
         if plane_granules:
             self.add_planes(plane_granules)
@@ -54,7 +56,7 @@ class PooledBacking:
         if not plane_granules or min(plane_granules) < 1:
             raise ConfigError(f"every plane needs at least one granule: {tuple(plane_granules)}")
         size_bytes = sum(plane_granules) * self.granule_bytes
-        base = self.driver.reserve(size_bytes, self.granule_bytes)  # one range: equal planes can be one tensor
+        base = self.driver.reserve(size_bytes)  # one range: equal planes can be one tensor
         self._ranges.append((base, size_bytes))
         starts = itertools.accumulate(plane_granules[:-1], initial=0)
         self._bases += [base + start * self.granule_bytes for start in starts]
@@ -92,6 +94,8 @@ class PooledBacking:
         wanted = [granule for run in runs for granule in run.granules()]
         require_unmapped(wanted, self._mapped, self.plane_granules)
         handles = self._take(len(wanted))
+        recycled = set(handles) - self._clean
+        self._clean.difference_update(handles)
         done: list[tuple[Granule, int]] = []
         try:
             for granule, handle in zip(wanted, handles, strict=True):
@@ -99,6 +103,8 @@ class PooledBacking:
                 done.append((granule, handle))
             for run in runs:
                 self.driver.allow(self.address(run.plane, run.first), run.length * self.granule_bytes)
+            # Bytes of a state read as KV are NaN here and there, and attention may multiply what it masks by zero.
+            self.driver.zero([self.address(*at) for at, handle in done if handle in recycled], self.granule_bytes)
         except HybridError as error:
             self._undo_map(done, handles, error)
             raise
@@ -151,6 +157,7 @@ class PooledBacking:
                 if len(self._pooled) <= keep:
                     return given
                 handle = self._pooled.pop(0)
+                self._clean.discard(handle)
             self.driver.release(handle, self.granule_bytes)
             with self._lock:
                 self._created -= 1
@@ -182,14 +189,29 @@ class PooledBacking:
             if self._created + short > self.limit:
                 raise PoolExhausted(f"unmap granules first; the backing may hold {self.limit}: {self._created + short}")
             for _ in range(short):
-                self._create()
+                self._create_at_need()
             with self._lock:
                 return [self._pooled.pop() for _ in range(count)]
+
+    def _create_at_need(self) -> None:
+        """`_create`, once more if that failed but memory could be reclaimed.
+
+        The thread that creates ahead does not reclaim: that waits for the device, and nobody needs the memory yet.
+        """
+        try:
+            self._create()
+        except PoolExhausted:
+            if not self.driver.reclaim():
+                raise
+            self.reclaimed += 1
+            self._create()
 
     def _create(self) -> None:
         handle = self.driver.create(self.granule_bytes)
         with self._lock:
             self._pooled.append(handle)
+            if self.driver.creates_zeros:
+                self._clean.add(handle)
             self._created += 1
 
     def _undo_map(self, done: Sequence[tuple[Granule, int]], handles: Sequence[int], error: HybridError) -> None:

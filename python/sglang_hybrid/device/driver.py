@@ -1,5 +1,6 @@
 """What a backing asks of the machine: reserve addresses, create physical granules, map, unmap, give back."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -11,18 +12,24 @@ class Driver(Protocol):
     """
 
     name: str
+    creates_zeros: bool
+    """Whether memory that was just created reads zero."""
 
     @property
     def granularity_bytes(self) -> int:
         """Smallest mapping unit."""
         ...
 
+    def bind(self) -> None:
+        """Make the device current on the calling thread; every thread but the one that made the driver calls it."""
+        ...
+
     def available_bytes(self) -> int:
         """Physical memory that could be had now."""
         ...
 
-    def reserve(self, size_bytes: int, alignment_bytes: int) -> int:
-        """Reserve addresses without memory; the first address."""
+    def reserve(self, size_bytes: int) -> int:
+        """Reserve addresses without memory, aligned as the device maps best; the first address."""
         ...
 
     def free_reservation(self, address: int, size_bytes: int) -> None:
@@ -30,7 +37,11 @@ class Driver(Protocol):
         ...
 
     def create(self, size_bytes: int) -> int:
-        """Physical memory of `size_bytes`; slow, hence pooled. Its contents are unspecified."""
+        """Physical memory of `size_bytes`; slow, hence pooled."""
+        ...
+
+    def reclaim(self) -> bool:
+        """Have other caches of this process give back what they keep unused; whether any memory came of it."""
         ...
 
     def release(self, handle: int, size_bytes: int) -> None:
@@ -43,6 +54,10 @@ class Driver(Protocol):
 
     def allow(self, address: int, size_bytes: int) -> None:
         """Make a contiguous mapped range readable and writable."""
+        ...
+
+    def zero(self, addresses: Sequence[int], size_bytes: int) -> None:
+        """Write zeros over accessible granules of `size_bytes`, before any work that is given to the device later."""
         ...
 
     def unmap(self, address: int, size_bytes: int, handle: int) -> None:

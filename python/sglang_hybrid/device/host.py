@@ -11,6 +11,7 @@ import errno
 import functools
 import mmap
 import os
+from collections.abc import Sequence
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError, PoolExhausted
 
@@ -19,6 +20,7 @@ _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MOVE = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP (Linux 5.7)
 _DONTNEED, _DONTFORK, _HUGEPAGE, _NOHUGEPAGE, _POPULATE_WRITE = 4, 10, 14, 15, 23  # the last: Linux 5.14
 _HUGE_SIZE = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
+_ALIGNMENT = 2 << 20  # of every range: a huge page of x86 and of ARM with 4 KiB pages
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -26,6 +28,7 @@ class HostDriver:
     """A Driver (see device.driver) over Linux calls. `parking_bytes` bounds the physical memory it can create."""
 
     name = "host memory"
+    creates_zeros = True
 
     def __init__(self, parking_bytes: int, granule_bytes: int) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +44,7 @@ class HostDriver:
             )
         self._granule_bytes = granule_bytes
         self._slots = parking_bytes // granule_bytes
-        self._parking = self.reserve(self._slots * granule_bytes, max(granule_bytes, 2 << 20))
+        self._parking = self.reserve(self._slots * granule_bytes)
         self._call("mprotect", self._parking, self._slots * granule_bytes, _PROT_RW)
         # Best effort: with huge pages a granule moves in one step, without them in 512. A granule that is not a whole
         # number of them would bring its neighbours into memory.
@@ -55,22 +58,25 @@ class HostDriver:
         """See Driver: the page size of the system."""
         return mmap.PAGESIZE
 
+    def bind(self) -> None:
+        """See Driver; host memory belongs to all threads."""
+
     def available_bytes(self) -> int:
         """See Driver: MemAvailable of the system. Asked before every creation, so the file stays open: 4 us, not 40."""
         text = os.pread(_meminfo(), 4096, 0)
         start = text.index(b"MemAvailable:") + len(b"MemAvailable:")
         return int(text[start : text.index(b"kB", start)]) * 1024
 
-    def reserve(self, size_bytes: int, alignment_bytes: int) -> int:
-        """See Driver."""
-        padded = size_bytes + alignment_bytes
+    def reserve(self, size_bytes: int) -> int:
+        """See Driver; a granule of whole huge pages begins with one."""
+        padded = size_bytes + _ALIGNMENT
         start = self._libc.mmap(None, padded, _PROT_NONE, _RESERVED, -1, 0)
         if start in (_FAILED, None):
             code = errno.errorcode.get(ctypes.get_errno(), "?")
             raise ConfigError(
                 f"lower the reach of the pools or raise 'ulimit -v'; {code}: {size_bytes} bytes of addresses"
             )
-        address = -(-start // alignment_bytes) * alignment_bytes
+        address = -(-start // _ALIGNMENT) * _ALIGNMENT
         head, tail = address - start, start + padded - address - size_bytes
         if head:
             self._call("munmap", start, head)
@@ -95,6 +101,10 @@ class HostDriver:
             raise
         return slot
 
+    def reclaim(self) -> bool:
+        """See Driver; nobody keeps any."""
+        return False
+
     def release(self, handle: int, size_bytes: int) -> None:
         """See Driver."""
         self._call("madvise", self._park(handle), size_bytes, _DONTNEED)
@@ -106,6 +116,11 @@ class HostDriver:
 
     def allow(self, address: int, size_bytes: int) -> None:
         """See Driver; nothing to do."""
+
+    def zero(self, addresses: Sequence[int], size_bytes: int) -> None:
+        """See Driver."""
+        for address in addresses:
+            ctypes.memset(address, 0, size_bytes)
 
     def unmap(self, address: int, size_bytes: int, handle: int) -> None:
         """See Driver."""

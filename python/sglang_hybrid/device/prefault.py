@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 
 from sglang_hybrid.core.errors import HybridError
 from sglang_hybrid.device.backing import PooledBacking
@@ -11,19 +10,19 @@ logger = logging.getLogger(__name__)
 
 
 class Prefaulter:
-    """Keeps `pooled` unmapped granules ready in `backing`, which wakes it when half of them were taken.
+    """Keeps `pooled` unmapped granules ready in `backing`, which wakes it when half of them were taken, or fewer than
+    `least` are left.
 
-    Use it as a context manager, or `start` and `stop` it. `setup` runs first on its thread (a GPU wants its context
-    current there). A failure (the machine is out of memory) is kept in `error`, said once, and ends the attempt, not
-    the thread: the next `wake` tries again. What is mapped, and when, never depends on this thread, only how long
-    mapping takes.
+    Use it as a context manager, or `start` and `stop` it. A failure (the machine is out of memory) is kept in `error`,
+    said once, and ends the attempt, not the thread: the next `wake` tries again. What is mapped, and when, never
+    depends on this thread, only how long mapping takes.
     """
 
-    def __init__(self, backing: PooledBacking, pooled: int, setup: Callable[[], None] | None = None) -> None:
+    def __init__(self, backing: PooledBacking, pooled: int, least: int = 0) -> None:
         self.backing = backing
         self.pooled = pooled
+        self._wake_at = max(pooled // 2, least - 1)
         self.error: HybridError | None = None
-        self._setup = setup
         self._changed = threading.Condition()
         self._asked = self._served = 0  # wakes so far, and how many of them have been served
         self._stopping = False
@@ -62,12 +61,11 @@ class Prefaulter:
             self._changed.wait_for(lambda: self._served == self._asked or self._stopping)
 
     def _taken(self) -> None:
-        if 2 * self.backing.at_hand <= self.pooled:
+        if self.backing.at_hand <= self._wake_at:
             self.wake()
 
     def _run(self) -> None:
-        if self._setup is not None:
-            self._setup()
+        self.backing.driver.bind()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._served != self._asked or self._stopping)

@@ -51,10 +51,15 @@ _delete = _Deleter(_forget)
 
 
 def bytes_at(address: int, size_bytes: int, device: torch.device, owner: object = None) -> torch.Tensor:
-    """A uint8 tensor of shape [size_bytes] over existing addresses; keeps `owner` alive, copies and touches nothing."""
+    """A uint8 tensor of shape [size_bytes] over existing addresses; keeps `owner` alive, copies and touches nothing.
+
+    A GPU needs its index: kernels run where the tensor says it is, whichever device is current.
+    """
     kinds = {"cpu": _CPU, "cuda": _CUDA}
     if device.type not in kinds:
         raise ConfigError(f"elastic memory exists on {' and '.join(kinds)}: {device}")
+    if device.type == "cuda" and device.index is None:
+        raise ConfigError(f"name the GPU whose memory it is, such as cuda:0: {device}")
     shape = (ctypes.c_int64 * 1)(size_bytes)
     managed = _Managed()
     managed.tensor = _DLTensor(address, kinds[device.type], device.index or 0, 1, _UINT, 8, 1, shape, None, 0)

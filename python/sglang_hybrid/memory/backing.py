@@ -23,7 +23,7 @@ class Backing(Protocol):
 
     Both calls are atomic: they do all of it, or raise and leave everything as it was. Mapping what is mapped or
     unmapping what is not is an InvariantError before anything is touched. `map` raises PoolExhausted when memory runs
-    out. Contents of a freshly mapped granule are unspecified: physical memory is recycled.
+    out. A granule that was just mapped reads zero, although physical memory is recycled.
     """
 
     def map(self, runs: Sequence[Run]) -> None:

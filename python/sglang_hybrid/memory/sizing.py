@@ -4,13 +4,45 @@ import math
 from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO
 from sglang_hybrid.memory.layout import Layout, Planes
 
 KV, STATE = "kv", "state"
 """Names of the two pools."""
 
 _ALIGNMENT = 64  # bytes; what vector loads like
-_MOST_GRANULES = 16384  # each may split the address space of a process in two; Linux allows 65,530 pieces
+
+
+@dataclass(frozen=True)
+class Grain:
+    """Which granules a machine maps well: multiples of `base_bytes`, from `least_bytes` to `most_bytes`.
+
+    There may be `most_granules` in a budget, which comes first. As far as it allows, a column of KV is no larger than
+    `column_bytes`: it is mapped in one piece while a request waits.
+    """
+
+    base_bytes: int
+    least_bytes: int
+    most_granules: int
+    most_bytes: int | None = None
+    column_bytes: int | None = None
+
+    def sizes(self, unit_bytes: int, total_bytes: int, kv_planes: int) -> range:
+        """Multiples of `unit_bytes` to choose a granule from, for a budget and so many planes of KV; at least one."""
+        least = max(self.least_bytes, -(-total_bytes // self.most_granules))
+        most = 8 * least if self.most_bytes is None else self.most_bytes
+        if self.column_bytes is not None:
+            most = min(most, self.column_bytes // kv_planes)
+        first = -(-least // unit_bytes) * unit_bytes
+        return range(first, max(first, most) + 1, unit_bytes)
+
+
+HOST = Grain(base_bytes=4096, least_bytes=32 << 10, most_granules=16384)
+"""A granule on its own splits the address space of a process in two more pieces, of which Linux allows 65,530."""
+
+CUDA = Grain(2 << 20, 2 << 20, most_granules=1 << 16, most_bytes=8 << 20, column_bytes=200 << 20)
+"""Nothing of the kind on a GPU, where a granule costs its driver calls: some 60 us to unmap and release one, whatever
+its size, so four seconds to give 65,536 back. A column of KV costs the same calls with small granules as with large."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +58,11 @@ class Kinds:
     def __post_init__(self) -> None:
         if min(self.kv_row_bytes, self.kv_planes, self.page_tokens, self.state_bytes) < 1:
             raise ConfigError(f"elastic memory needs KV and recurrent states; add --hybrid-memory static: {self}")
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return self.kv_row_bytes * self.kv_planes
 
 
 @dataclass(frozen=True)
@@ -96,6 +133,16 @@ class Sizing:
         return max(0, columns * self.states_per_column - 1)
 
     @property
+    def host_tokens(self) -> int:
+        """Tokens in a second tier of as many bytes as the budget, which is split as SGLang splits two pools."""
+        return int(self.tokens / (1 + MAMBA_FULL_MEMORY_RATIO))
+
+    @property
+    def host_states(self) -> int:
+        """States in the rest of such a tier."""
+        return int(self.states * MAMBA_FULL_MEMORY_RATIO / (1 + MAMBA_FULL_MEMORY_RATIO))
+
+    @property
     def kv_layout(self) -> Layout:
         """Layout of the KV pool. It has addresses for all of the budget, so that only memory can run short."""
         planes = (Planes(KV, self.kinds.kv_planes, self.kinds.kv_row_bytes),)
@@ -110,19 +157,17 @@ class Sizing:
         return Layout(STATE, planes, slots, self.granule_bytes, pinned_pages=1)
 
 
-def choose(kinds: Kinds, total_bytes: int, base_bytes: int, request_states: int, least_bytes: int = 32 << 10) -> Sizing:
-    """The granule, a multiple of `base_bytes` and of a page in every plane, that wastes least: in the rounding of a
+def choose(kinds: Kinds, total_bytes: int, grain: Grain, request_states: int) -> Sizing:
+    """The granule that wastes least among those of `grain` that hold whole pages in every plane: in the rounding of a
     state, and in one half-used column of either kind.
 
     `request_states` are the states that one running request holds. Raises ConfigError if the budget does not hold a
     request with a page of KV.
     """
-    unit = math.lcm(base_bytes, kinds.kv_row_bytes * kinds.page_tokens)
-    floor = max(least_bytes, -(-total_bytes // _MOST_GRANULES))
-    first = -(-floor // unit)
+    unit = math.lcm(grain.base_bytes, kinds.kv_row_bytes * kinds.page_tokens)
     candidates = [
-        Sizing(kinds, multiple * unit, total_bytes, request_states)
-        for multiple in range(first, max(first, 8 * floor // unit) + 1)
+        Sizing(kinds, granule_bytes, total_bytes, request_states)
+        for granule_bytes in grain.sizes(unit, total_bytes, kinds.kv_planes)
     ]
     sizing = min(candidates, key=lambda sizing: (sizing.waste, sizing.granule_bytes))
     if sizing.tokens < kinds.page_tokens or sizing.states < request_states:

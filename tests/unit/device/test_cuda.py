@@ -33,7 +33,8 @@ def test_handles_are_recycled_and_unmapping_waits_for_the_gpu(cuda):
     backing.map([Run(0, 0, 3)])
     start = len(cuda.calls)
     backing.unmap([Run(0, 0, 3)])
-    assert names(cuda, start) == ["cuCtxSynchronize", "cuMemUnmap", "cuMemUnmap", "cuMemUnmap"]
+    waiting = ["cuCtxPushCurrent", "cuCtxSynchronize", "cuCtxPopCurrent"]
+    assert names(cuda, start) == [*waiting, "cuMemUnmap", "cuMemUnmap", "cuMemUnmap"]
     assert (backing.mapped_bytes, backing.committed_bytes) == (0, 3 * G)
     start = len(cuda.calls)
     backing.map([Run(0, 1, 3)])
@@ -45,7 +46,7 @@ def test_handles_are_recycled_and_unmapping_waits_for_the_gpu(cuda):
     backing.check()
 
 
-@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"])
 def test_failure_in_the_middle_of_a_multi_layer_grow_is_rolled_back(cuda, call):
     backing = PooledBacking(CudaDriver(0, api=cuda), [4] * 6, G, limit=24)
     backing.map([Run(plane, 0, 1) for plane in range(6)])
@@ -165,3 +166,31 @@ def test_what_the_machine_cannot_do_is_a_config_error(make_cuda, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(ConfigError, match="install cuda-bindings"):
         CudaDriver(0)
+
+
+def test_a_granule_reads_zero_whatever_it_held_before(cuda):
+    """On the stream that is current when it is mapped; fresh memory promises nothing either."""
+    streams = iter(range(50, 70))
+    backing = PooledBacking(CudaDriver(0, api=cuda, stream=lambda: next(streams)), [4, 4], G, limit=4)
+    backing.map([Run(0, 0, 3), Run(1, 3, 1)])
+    states = [backing.address(0, index) for index in range(3)]
+    assert [cuda.byte_at(at) for at in (*states, backing.address(1, 3))] == [0] * 4
+    for at in states:
+        cuda.write(at, 0x7F)
+    start = len(cuda.calls)
+    backing.unmap([Run(0, 0, 3)])
+    backing.map([Run(1, 0, 2)])
+    assert [cuda.byte_at(backing.address(1, index)) for index in (0, 1)] == [0, 0]
+    order = [name for name in names(cuda, start) if name in ("cuCtxSynchronize", "cuMemUnmap", "cuMemsetD8Async")]
+    assert order == ["cuCtxSynchronize", *["cuMemUnmap"] * 3, *["cuMemsetD8Async"] * 2]
+    assert cuda.zeroed_on == [50] * 4 + [51] * 2
+
+
+def test_a_failed_unmap_leaves_the_bytes_where_they_are(cuda):
+    backing = PooledBacking(CudaDriver(0, api=cuda), [2], G, limit=2)
+    backing.map([Run(0, 0, 2)])
+    cuda.write(backing.address(0, 0), 0x7F)
+    cuda.fail["cuMemUnmap"] = [cuda.CUresult.CUDA_SUCCESS, cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS]
+    with pytest.raises(InvariantError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        backing.unmap([Run(0, 0, 2)])
+    assert cuda.byte_at(backing.address(0, 0)) == 0x7F

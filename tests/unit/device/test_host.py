@@ -154,14 +154,14 @@ def test_host_limits_are_typed_errors(driver, monkeypatch):
     with pytest.raises(ConfigError, match="lower the budget"):
         PooledBacking(driver, [4], G, limit=1 << 40)
     with pytest.raises(ConfigError, match="lower the reach"):
-        driver.reserve(1 << 60, G)
+        driver.reserve(1 << 60)
     monkeypatch.setattr(HostDriver, "available_bytes", lambda self: 0)
     with pytest.raises(PoolExhausted, match="free host memory"):
         driver.create(G)
 
 
 def test_moving_what_is_not_there_is_an_error_of_ours(driver):
-    address = driver.reserve(G, G)
+    address = driver.reserve(G)
     with pytest.raises((PoolExhausted, ConfigError, InvariantError)):
         driver.map(address + 1, G, 0)
     driver.free_reservation(address, G)
@@ -264,3 +264,25 @@ def test_bytes_at_keeps_its_owner_alive_and_names_the_devices_it_knows():
     assert view.tolist() == list(range(16))
     with pytest.raises(ConfigError, match="cpu and cuda"):
         bytes_at(0, 1, torch.device("meta"))
+
+
+def test_recycled_memory_reads_zero_and_fresh_memory_is_not_written(backing, monkeypatch):
+    zeroed = []
+    zero = HostDriver.zero
+    monkeypatch.setattr(
+        HostDriver, "zero", lambda self, addresses, size: zeroed.extend(addresses) or zero(self, addresses, size)
+    )
+    backing.map([Run(0, 0, 2)])
+    assert zeroed == [], "the system hands out zeros"
+    states = bytes_at(backing.address(0), 2 * G, CPU, backing)
+    assert not states.any()
+    states.fill_(0xFF)
+    backing.unmap([Run(0, 0, 2)])
+    backing.map([Run(1, 4, 3)])
+    assert not bytes_at(backing.address(1, 4), 3 * G, CPU, backing).any()
+    assert len(zeroed) == 2, "two of the three were used before"
+    backing.unmap([Run(1, 4, 3)])
+    backing.trim(0)
+    backing.map([Run(0, 0, 3)])
+    assert len(zeroed) == 2, "memory that went back to the system comes back as zeros"
+    assert not bytes_at(backing.address(0), 3 * G, CPU, backing).any()

@@ -1,5 +1,6 @@
 import threading
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,14 +31,15 @@ def test_the_critical_path_maps_what_the_thread_created(cuda):
         assert prefaulter.error is None
 
 
-def test_it_creates_no_more_than_the_limit_and_starts_with_its_setup(cuda):
-    with PooledBacking(CudaDriver(0, api=cuda), [16], G, limit=8) as backing:
+def test_it_creates_no_more_than_the_limit_and_works_on_the_gpu_of_its_backing(cuda):
+    with PooledBacking(CudaDriver(2, api=cuda), [16], G, limit=8) as backing:
         backing.map([Run(0, 0, 4)])
-        ran = []
-        prefaulter = Prefaulter(backing, pooled=6, setup=lambda: ran.append(True))
+        create, where = cuda._cuMemCreate, []
+        cuda._cuMemCreate = lambda *args: where.append(cuda.current()) or create(*args)
+        prefaulter = Prefaulter(backing, pooled=6)
         prefaulter.start()
         prefaulter.wait()
-        assert ran == [True]
+        assert where == [2] * 4
         assert (backing.at_hand, backing.committed_bytes) == (4, 8 * G)
         prefaulter.stop()
         backing.map([Run(0, 4, 4)])
@@ -64,6 +66,7 @@ class Held:
     """A backing whose prefaults wait to be let go once `asked` is set, and count when they go on."""
 
     on_taken, at_hand, prefaults = None, 0, 0
+    driver = SimpleNamespace(bind=lambda: None)
 
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.device.tensors import plane_tensors
+from sglang_hybrid.engine.pools.copies import FromDevice, send
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
-from tests.unit.engine.arenas import FailingHost, opened
+from tests.unit.engine.arenas import Copies, FailingHost, opened
 
 COUNTS = st.integers(1, 40)
 
@@ -21,10 +27,15 @@ COUNTS = st.integers(1, 40)
 class Arenas(RuleBasedStateMachine):
     """Takes, gives, reserves, memory failures and returns of both kinds."""
 
+    late = False  # whether freed ids reach the host some time later
+
     def __init__(self) -> None:
         super().__init__()
         self.time = LogicalClock()
-        self.arena, self.driver = opened(FailingHost, self.time.now, total_bytes=1 << 20)
+        self.copies = Copies()
+        self.arena, self.driver = opened(
+            FailingHost, self.time.now, total_bytes=1 << 20, begin_copy=self.copies if self.late else None
+        )
         self.taken: dict[str, list[torch.Tensor]] = {KV: [], STATE: []}
 
     @rule(name=st.sampled_from([KV, STATE]), count=COUNTS, failing=st.booleans())
@@ -56,6 +67,10 @@ class Arenas(RuleBasedStateMachine):
         assert held == fits or failing
         sizes = [len(self.arena.supplies[name].held) for name in (KV, STATE)]
         assert sizes == ([pages, states] if held else [0, 0]), "both or neither"
+
+    @rule(count=st.integers(1, 4))
+    def arrive(self, count: int) -> None:
+        self.copies.arrive(count)
 
     @rule(seconds=st.sampled_from([0.0, 0.6, 2.0]))
     def settle(self, seconds: float) -> None:
@@ -89,6 +104,14 @@ class Arenas(RuleBasedStateMachine):
         self.driver.close()
 
 
+class LateArenas(Arenas):
+    """The same on a device."""
+
+    late = True
+
+
+TestLateArenas = LateArenas.TestCase
+TestLateArenas.settings = settings(max_examples=40, stateful_step_count=30)
 TestArenas = Arenas.TestCase
 TestArenas.settings = settings(max_examples=40, stateful_step_count=30)
 
@@ -104,8 +127,9 @@ def test_pages_that_could_be_evicted_count_column_by_column() -> None:
     enough = -(-sizing.state_column_granules // sizing.kv_column_granules)
     whole = torch.arange(column, (1 + enough) * column)
     assert not arena.possible(need, {})
-    assert not arena.possible(need, {KV: tokens[::2]}), "every second token frees no granule"
-    assert arena.possible(need, {KV: whole})
+    by_column = arena.supplies[KV].pool.count_by_column
+    assert not arena.possible(need, {KV: by_column(tokens[::2].numpy())}), "every second token frees no granule"
+    assert arena.possible(need, {KV: by_column(whole.numpy())})
     arena.supplies[KV].give(whole)
     assert arena.shortfall(need) == 0
     assert arena.reserve(need)
@@ -216,3 +240,105 @@ def test_ranks_that_see_the_same_calls_answer_alike_whoever_made_the_memory() ->
         arena.check()
         arena.pooled.close()
         driver.close()
+
+
+def test_kv_over_memory_of_former_states_reads_zero() -> None:
+    """NaN of a state would reach attention, which multiplies what it masks by zero."""
+    arena, driver = opened(HostDriver, lambda: 0.0, 1, 1 << 20)
+    states, tokens = arena.supplies[STATE], arena.supplies[KV]
+    layouts = {STATE: arena.sizing.state_layout, KV: arena.sizing.kv_layout}
+    floats, first = {}, 0
+    for name in (STATE, KV):
+        (planes,) = layouts[name].planes
+        width = planes.slot_bytes // 4
+        floats[name] = plane_tensors(
+            arena.pooled, layouts[name], planes, first, (width,), torch.float32, torch.device("cpu")
+        )
+        first += planes.count
+    taken = states.take(states.available)
+    assert taken is not None
+    for plane in floats[STATE]:
+        plane[taken] = torch.nan
+    states.give(taken)
+    drawn = tokens.take(tokens.available)
+    assert drawn is not None
+    assert arena.budget.transfers > 0, "granules changed kind"
+    for plane in floats[KV]:
+        assert not plane[0].any()
+        assert torch.equal(plane[drawn], torch.zeros_like(plane[drawn]))
+    arena.pooled.close()
+    driver.close()
+
+
+def test_ids_that_are_still_copied_are_waited_for_only_where_pages_are_short() -> None:
+    copies = Copies()
+    arena, driver = opened(HostDriver, lambda: 0.0, 1, 1 << 20, begin_copy=copies)
+    tokens = arena.supplies[KV]
+    every = tokens.available
+    taken = tokens.take(every)
+    assert taken is not None
+    half = every // 2
+    tokens.give(taken[:half])
+    assert (tokens.available, tokens.at_hand, tokens.taken) == (0, 0, every - half)
+    arena.settle()
+    arena.check()
+    assert copies.waited == 0
+    copies.arrive(1)
+    assert tokens.available == half, "what arrived counts"
+    assert tokens.reserve(half)
+    tokens.give(taken[half:])
+    assert (copies.waited, tokens.available) == (0, half)
+    assert arena.shortfall({KV: half}) == 0
+    assert copies.waited == 0, "what is held is enough"
+    assert tokens.reserve(every)
+    assert copies.waited == 1
+    arena.pooled.close()
+    driver.close()
+
+
+def test_a_copy_to_the_host_waits_for_the_scheduler_and_not_the_other_way_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of calls on a GPU; benchmarks/memory/gpu.py runs them on one."""
+    log: list[str] = []
+    event = SimpleNamespace(query=lambda: False, synchronize=lambda: log.append("synchronize"))
+    stream = SimpleNamespace(
+        wait_stream=lambda other: log.append(f"wait for {other}"),
+        record_event=lambda: log.append("record") or event,
+    )
+
+    @contextmanager
+    def on(given: object) -> Iterator[None]:
+        assert given is stream
+        log.append("enter")
+        yield
+        log.append("leave")
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the scheduler's")
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: log.append("pin") or empty(shape, dtype=dtype))
+    copy = FromDevice(torch.tensor([5, 3, 8]), stream)
+    assert log == ["wait for the scheduler's", "pin", "enter", "leave", "record"]
+    assert not copy.done()
+    assert copy.ids().tolist() == [5, 3, 8]
+    assert log[-1] == "synchronize"
+
+
+def test_ids_go_to_a_device_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not from the array itself, of which the pool goes on to use the rest."""
+    staged: list[torch.Tensor] = []
+    empty = torch.empty
+
+    def pinned(count: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        staged.append(empty(count, dtype=dtype))
+        return staged[-1]
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    ids = np.array([4, 9, 2])
+    assert send(ids, torch.device("meta")).shape == (3,)
+    assert staged[0].tolist() == [4, 9, 2]
+    on_host = send(ids, torch.device("cpu"))
+    ids[:] = 0
+    assert on_host.tolist() == staged[0].tolist() == [4, 9, 2]

@@ -12,7 +12,7 @@ from sglang_hybrid.memory.backing import LedgerBacking, Run
 from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.layout import Layout, Planes
 from sglang_hybrid.memory.meter import MeteredBacking
-from sglang_hybrid.memory.sizing import KV, STATE, Kinds, choose
+from sglang_hybrid.memory.sizing import CUDA, HOST, KV, STATE, Kinds, choose
 
 
 @settings(max_examples=40)
@@ -28,7 +28,7 @@ def test_a_chosen_size_serves_one_request_and_shares_no_granule(
     row: int, planes: int, page: int, state_bytes: int, total_mib: int, request_states: int
 ) -> None:
     try:
-        sizing = choose(Kinds(row, planes, page, state_bytes), total_mib << 20, 4096, request_states)
+        sizing = choose(Kinds(row, planes, page, state_bytes), total_mib << 20, HOST, request_states)
     except ConfigError:
         return  # too small; another test looks at what it says
     kv, state = sizing.kv_layout, sizing.state_layout
@@ -55,9 +55,9 @@ def test_a_chosen_size_serves_one_request_and_shares_no_granule(
 def test_a_budget_too_small_names_one_that_is_large_enough() -> None:
     kinds = Kinds(256, 2, 1, 1_000_000)
     with pytest.raises(ConfigError, match="does not hold one request") as refused:
-        choose(kinds, 2_000_000, 4096, 4)
+        choose(kinds, 2_000_000, HOST, 4)
     needed = int(str(refused.value).split("raise it to ")[1].split(" bytes")[0].replace(",", ""))
-    assert choose(kinds, needed + (1 << 20), 4096, 4).tokens > 0
+    assert choose(kinds, needed + (1 << 20), HOST, 4).tokens > 0
 
 
 def test_a_model_of_one_kind_is_refused() -> None:
@@ -66,10 +66,19 @@ def test_a_model_of_one_kind_is_refused() -> None:
 
 
 def test_a_granule_wastes_little() -> None:
-    sizing = choose(Kinds(1024, 24, 1, 78_000_000), 60 << 30, 2 << 20, 3)
+    sizing = choose(Kinds(1024, 24, 1, 78_000_000), 60 << 30, CUDA, 3)
     assert sizing.granule_bytes % (2 << 20) == 0
     assert sizing.state_slot_bytes / 78_000_000 < 1.03
     assert (sizing.kv_layout.name, sizing.state_layout.name) == (KV, STATE)
+
+
+@pytest.mark.parametrize("gigabytes", [8, 60])
+def test_a_second_tier_as_large_as_the_budget_is_no_larger(gigabytes: int) -> None:
+    sizing = choose(Kinds(1024, 24, 1, 78_000_000), gigabytes << 30, CUDA, 3)
+    kv_bytes = sizing.host_tokens * sizing.kinds.token_bytes
+    state_bytes = sizing.host_states * sizing.kinds.state_bytes
+    assert 0.75 * sizing.total_bytes < kv_bytes + state_bytes <= sizing.total_bytes
+    assert state_bytes / kv_bytes == pytest.approx(0.9, rel=0.25), "SGLang's ratio"
 
 
 def test_clear_takes_back_all_but_the_pinned_pages() -> None:

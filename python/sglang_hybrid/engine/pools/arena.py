@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -10,6 +10,7 @@ from sglang_hybrid.core.errors import ConfigError, HybridError, InvariantError
 from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.prefault import Prefaulter
+from sglang_hybrid.engine.pools.copies import Begin, begin_on
 from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
@@ -39,8 +40,11 @@ class Arena:
         clock: Callable[[], float],
         processor_clock: Callable[[], float] | None = None,
         ranks: Ranks | None = None,
+        begin_copy: Begin | None = None,
     ) -> None:
         self.ranks = ranks
+        self.passes = 0  # and steps of decoding, the same on every rank
+        self._begin_copy = begin_copy or begin_on(device)
         self.sizing = sizing
         self.device = device
         self.idle_s = idle_s
@@ -57,9 +61,9 @@ class Arena:
         self.settled_s = self.used_s = clock()
         self._checked_s = -1.0
 
-    def start_prefault(self, setup: Callable[[], None] | None = None) -> None:
+    def start_prefault(self) -> None:
         """From now on a thread creates physical memory before it is needed; see Prefaulter."""
-        self.prefaulter = Prefaulter(self.pooled, min(self.sizing.total // _AHEAD, _most_ahead(self.sizing)), setup)
+        self.prefaulter = Prefaulter(self.pooled, *_ahead(self.sizing))
         self.prefaulter.start()
 
     def open(self, layout: Layout) -> tuple[Supply, int]:
@@ -68,30 +72,37 @@ class Arena:
             raise InvariantError(f"columns of pool {layout.name!r} share granules: {layout}")
         first_plane = self.pooled.add_planes(layout.plane_granules)
         pool = self.budget.add_pool(layout, first_plane, by_index=self.ranks is not None)
-        supply = Supply(self.budget, pool, self.device, self.tidy, self.grown, self.ranks)
+        supply = Supply(
+            self.budget, pool, self.device, self.tidy, self.grown, self.ranks, self._begin_copy, lambda: self.passes
+        )
         self.supplies[layout.name] = supply
         return supply, first_plane
 
-    def tidy(self) -> None:
-        """Make the books exact: what SGLang freed since the last question is free memory now."""
-        if self.ranks is not None or any(supply.untidy for supply in self.supplies.values()):
-            self.sort()
+    def tidy(self, wait: bool = False) -> None:
+        """Make the books exact: what SGLang freed since the last question is free memory now, as far as that is known.
 
-    def sort(self) -> None:
+        With `wait`, all of it.
+        """
+        if self.ranks is not None or wait or any(supply.untidy for supply in self.supplies.values()):
+            self.sort(wait)
+
+    def sort(self, wait: bool = False) -> None:
         """Put every free page on the books of its column, and note the high-water marks before."""
         self.most_used = max(self.most_used, self.budget.used)
         self.most_mapped = max(self.most_mapped, self.budget.mapped)
         now = self.clock()
         for supply in self.supplies.values():
             supply.pool.now = now
+            if wait:
+                supply.drain(wait)
             supply.pool.sort()
 
     def shortfall(self, pages: Mapping[str, int]) -> int | None:
         """Granules that are missing before each supply could hold `pages`; None if it has no addresses for them."""
         self.tidy()
         short = self._shortfall(pages)
-        if short:
-            self.sort()  # a page given back after it was held may be all that keeps its column in use
+        if short or (short is None and any(supply.waiting for supply in self.supplies.values())):
+            self.sort(wait=True)  # a page given back after it was held may be all that keeps its column in use
             short = self._shortfall(pages)
         return short
 
@@ -119,13 +130,12 @@ class Arena:
         supply = self.supplies[name]
         return supply.pool.columns_for(max(0, pages.get(name, 0) - len(supply.held)))
 
-    def possible(self, pages: Mapping[str, int], gone: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the supplies could hold `pages` if the distinct pages `gone` of each kind were evicted."""
+    def possible(self, pages: Mapping[str, int], gone: Mapping[str, Iterable[tuple[int, int]]]) -> bool:
+        """Whether the supplies could hold `pages` if so many pages were evicted of each kind, by (column, how many)."""
         self.tidy()
         outlook = Outlook(self.budget)
-        for name, ids in gone.items():
-            if ids.numel():
-                outlook.without(name, self.supplies[name].pool.count_by_column(ids.cpu().numpy()))
+        for name, by_column in gone.items():
+            outlook.without(name, by_column)
         lacking = {
             name: max(0, count - len(self.supplies[name].held))
             for name, count in pages.items()
@@ -148,7 +158,8 @@ class Arena:
             supply.release_held()
 
     def used(self) -> None:
-        """Somebody works: memory created ahead stays."""
+        """Somebody works: a pass or step begins, and memory created ahead stays."""
+        self.passes += 1
         self.used_s = self.clock()
 
     def settle(self) -> bool:
@@ -165,7 +176,7 @@ class Arena:
     def release(self) -> int:
         """Give every granule without a live page back to the system now; how many."""
         self.release_held()
-        self.sort()
+        self.sort(wait=True)
         for pool in self.budget.pools.values():
             for column in list(pool.columns.warm_since):
                 self.budget.release(pool, column)
@@ -194,8 +205,10 @@ class Arena:
             raise InvariantError(f"the backing maps other granules than the books: {self.pooled.mapped_bytes}")
 
 
-def _most_ahead(sizing: Sizing) -> int:
-    return max(1, _AHEAD_BYTES // sizing.granule_bytes)
+def _ahead(sizing: Sizing) -> tuple[int, int]:
+    """Granules that are created ahead of need, and those below which more are: one more column of each kind."""
+    columns = sizing.kv_column_granules + sizing.state_column_granules
+    return max(columns, min(sizing.total // _AHEAD, _AHEAD_BYTES // sizing.granule_bytes)), columns
 
 
 _arena: Arena | None = None

@@ -49,6 +49,15 @@ def idle(scheduler: Any, *_: Any, **__: Any) -> None:
         held.telemetry.tick()
 
 
+def strided_convolution(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Mamba-2 layers of every model convolve with Triton, which some ask for and Falcon-H1 does not.
+
+    States of all layers lie side by side, so slots are far apart. The compiled convolution multiplies slot and distance
+    in 32 bits: beyond 2**32 elements, 8.6 GB of bfloat16, it would read and write the windows of other requests.
+    """
+    return args, {**kwargs, "use_triton_causal_conv": True}
+
+
 def _doze(scheduler: Any) -> None:
     """Nobody runs and who waits cannot start: SGLang would ask again at once, and keep a core busy with it."""
     poller = _poller(scheduler)

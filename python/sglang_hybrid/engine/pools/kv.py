@@ -14,7 +14,7 @@ from sglang_hybrid.engine.pools import arena as arenas
 class ElasticKV(MHATokenToKVPool):
     """Keys and values whose memory exists while their column is in use: one contiguous plane per layer, K then V.
 
-    Page 0, where SGLang writes padding, always has memory.
+    Page 0, where SGLang writes padding, always has memory, which reads zero at first.
     """
 
     supply: Any = None
@@ -40,6 +40,8 @@ class ElasticKV(MHATokenToKVPool):
         arena = arenas.current()
         layout = arena.sizing.kv_layout
         self.supply, first_plane = arena.open(layout)
+        self.host_capacity_tokens = arena.sizing.host_tokens
+        self.host_capacity_bytes = self.host_capacity_tokens * arena.sizing.kinds.token_bytes
         row = (self.head_num, self.head_dim)
         planes = plane_tensors(arena.pooled, layout, layout.planes[0], first_plane, row, self.store_dtype, arena.device)
         self.k_buffer, self.v_buffer = planes[: self.layer_num], planes[self.layer_num :]

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import coordinator_of, nobody_runs
 from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.pools.arena import Arena
+from sglang_hybrid.engine.pools.evictable import EvictableColumns
 from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.decisions import Pool
@@ -44,6 +43,10 @@ class ElasticMemory(Memory):
         self._adder: Any = None
         self._parked = False  # whether a chunk waits in this pass
         self._spec = spec
+        page_tokens = {KV: arena.sizing.kinds.page_tokens, STATE: 1}
+        self._evictables = {
+            name: EvictableColumns(supply.pool, page_tokens[name]) for name, supply in arena.supplies.items()
+        }
 
     def begin_pass(self) -> None:
         """Nothing is admitted yet."""
@@ -230,7 +233,7 @@ class ElasticMemory(Memory):
     def _fit(self, wanted_bytes: int) -> None:
         """Tell the decisions that `wanted_bytes` have to leave the cache."""
         (tokens, states), sizing, spec = self.held(), self.arena.sizing, self._spec
-        held_bytes = tokens * sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes + states * sizing.state_slot_bytes
+        held_bytes = tokens * sizing.kinds.token_bytes + states * sizing.state_slot_bytes
         stays = max(0.0, 1.0 - wanted_bytes / max(1, held_bytes))
         priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
         self.decisions.fit(held_bytes=int(priced * stays))
@@ -257,18 +260,13 @@ class ElasticMemory(Memory):
 
     def _taken_bytes(self) -> int:
         sizing, supplies = self.arena.sizing, self.arena.supplies
-        kv_page_bytes = sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes * sizing.kinds.page_tokens
+        kv_page_bytes = sizing.kinds.token_bytes * sizing.kinds.page_tokens
         return int(supplies[KV].taken * kv_page_bytes + supplies[STATE].taken * sizing.state_slot_bytes)
 
-    def _evictable(self) -> dict[str, torch.Tensor]:
-        """The distinct pages of both kinds that nobody reads."""
-        victims, core = self.victims, self.cache.tree_core
-        tokens, states = victims.unlocked(core)
-        page = self.arena.sizing.kinds.page_tokens
-        return {
-            KV: torch.unique(torch.cat(tokens) // page) if tokens else torch.empty(0, dtype=torch.int64),
-            STATE: torch.cat(states) if states else torch.empty(0, dtype=torch.int64),
-        }
+    def _evictable(self) -> dict[str, list[tuple[int, int]]]:
+        """Pages of both kinds that nobody reads, by (column, how many)."""
+        tokens, states = self.victims.unlocked(self.cache.tree_core)
+        return {KV: self._evictables[KV].follow(tokens), STATE: self._evictables[STATE].follow(states)}
 
 
 def memory_of(cache: Any) -> ElasticMemory:

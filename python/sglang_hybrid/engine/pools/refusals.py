@@ -11,7 +11,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.surface import check as surface
-from sglang_hybrid.memory.sizing import Kinds, choose
+from sglang_hybrid.memory.sizing import HOST, Kinds, choose
 from sglang_hybrid.prefix import policies
 
 _SIZES = {
@@ -95,7 +95,7 @@ def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None
     row_bytes = spec.kv_bytes_per_token // (2 * layers)
     page = namespace.page_size or 1
     states = slots.per_request_of(namespace)
-    sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, 4096, states)
+    sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, HOST, states)
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(
             f"the budget leaves {sizing.tokens} tokens of KV beside the states of one request, at least "

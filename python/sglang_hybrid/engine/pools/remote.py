@@ -1,4 +1,4 @@
-"""What a running server says of its elastic memory: the pool section of `sglang-hybrid doctor --url`."""
+"""`sglang-hybrid doctor --url`: what a running server says of its cache and of its elastic memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import status
 from sglang_hybrid.engine.launch.doctor import Finding
 
 PREFIX = "sglang:elastic_memory_"
@@ -19,8 +20,12 @@ _KIND = re.compile(r'kind="(\w+)"')
 
 
 def examine(url: str) -> list[Finding]:
-    """One finding per line of the section. Raises ConfigError if `url` is not that of a server with elastic memory."""
-    return describe(read(_fetch(url), url))
+    """One finding per line: the cache of any server, then elastic memory. Raises ConfigError if none is at `url`."""
+    page = _fetch(url)
+    findings = status.describe(page)
+    if not findings:
+        raise ConfigError(f"these are not the metrics of SGLang; correct --url: {url}")
+    return findings + (describe(found) if (found := read(page)) else [])
 
 
 def _fetch(url: str) -> str:
@@ -37,16 +42,12 @@ def _fetch(url: str) -> str:
         raise ConfigError(f"no server answers there; start it, or correct --url: {url} ({error})") from error
 
 
-def read(text: str, url: str) -> Figures:
-    """The figures of telemetry.py by (name, kind), out of a page of metrics."""
+def read(text: str) -> Figures:
+    """The figures of telemetry.py by (name, kind), out of a page of metrics; empty where memory is static."""
     found: Figures = {}
     for name, labels, value in _SERIES.findall(text):
         kind = _KIND.search(labels)
         found[name, kind[1] if kind else ""] = float(value)
-    if ("granules_total", "") not in found:
-        raise ConfigError(
-            f"the server's memory is static, there is nothing to show; add --hybrid-memory elastic: {url}"
-        )
     return found
 
 
@@ -70,6 +71,7 @@ def describe(found: Figures) -> list[Finding]:
             "high-water marks",
             f"{found['granules_used_max', '']:,.0f} used, {found['granules_resident_max', '']:,.0f} mapped",
         ),
+        Finding("reclaimed", f"{found['reclaims', '']:,.0f} times memory was there once torch gave back what it kept"),
         Finding("transfers", f"{found['transfers', '']:,.0f} granules changed kind"),
         *(_calls(kind, found) for kind in ("map", "unmap", "grow")),
         Finding("waits", f"{found['waits', '']:,.0f} times a request or chunk had to wait for memory"),

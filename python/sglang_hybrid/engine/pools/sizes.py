@@ -16,12 +16,9 @@ from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.pools.memory import CHECKPOINTS
-from sglang_hybrid.memory.sizing import Kinds, Sizing, choose
+from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, Sizing, choose
 
 logger = logging.getLogger(__name__)
-
-_CUDA_BASE_BYTES = 2 << 20
-_HOST_BASE_BYTES = 4096
 
 
 def request_states(original: Callable[..., int], configurator: Any, *args: Any, **kwargs: Any) -> int:
@@ -42,32 +39,37 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
     """
     from sglang.srt.runtime_context import get_context
 
-    config, device = HybridConfig.from_environment(), torch.device(configurator.device)
+    config, device = HybridConfig.from_environment(), device_of(configurator)
     budget_bytes = config.cpu_memory_bytes if device.type == "cpu" else int(total_rest_gib * (1 << 30))
     if device.type != "cpu":
         logger.warning("elastic memory was not run on a GPU before; --hybrid-memory static is what was")
-    base = _HOST_BASE_BYTES if device.type == "cpu" else _CUDA_BASE_BYTES
+    grain = HOST if device.type == "cpu" else CUDA
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
     group = ranks.of_this_server()
     if group is not None:
         budget_bytes = group.least(budget_bytes)
-    sizing = choose(kinds(configurator), budget_bytes, base, need)
+    sizing = choose(kinds(configurator), budget_bytes, grain, need)
     if group is not None:
         group.require_same("layout of memory (granules, bytes, tokens, states)",
                            (sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states))  # fmt: skip
+    driver = _driver(device, sizing)
     arena = arenas.create(
-        arenas.Arena(
-            sizing, _driver(device, sizing), device, config.memory_idle_s, time.monotonic, time.thread_time, group
-        )
+        arenas.Arena(sizing, driver, device, config.memory_idle_s, time.monotonic, time.thread_time, group)
     )
-    arena.start_prefault(None if device.type == "cpu" else lambda: torch.cuda.set_device(_index(device)))
+    arena.start_prefault()
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)
-    token_bytes = sizing.kinds.kv_row_bytes * sizing.kinds.kv_planes
+    token_bytes = sizing.kinds.token_bytes
     logger.info(
         "elastic memory: %d granules of %d bytes; up to %d tokens or %d states",
         sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states,
     )  # fmt: skip
     return (sizing.tokens + 0.5) * token_bytes / (1 << 30)
+
+
+def device_of(configurator: Any) -> torch.device:
+    """Where the pools of this rank lie, a GPU with its index: tensors, driver and threads must mean the same one."""
+    device = torch.device(configurator.device)
+    return device if device.type == "cpu" else torch.device(device.type, configurator.gpu_id)
 
 
 def kinds(configurator: Any) -> Kinds:
@@ -87,8 +89,18 @@ def kinds(configurator: Any) -> Kinds:
 def _driver(device: torch.device, sizing: Sizing) -> Driver:
     if device.type == "cpu":
         return HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)
-    return CudaDriver(_index(device))
+    return CudaDriver(
+        device.index,
+        reclaim=lambda: _uncache(device),
+        stream=lambda: int(torch.cuda.current_stream(device).cuda_stream),
+    )
 
 
-def _index(device: torch.device) -> int:
-    return device.index if device.index is not None else torch.cuda.current_device()
+def _uncache(device: torch.device) -> bool:
+    """Have torch give back the memory that it keeps from the largest batch so far; whether it had any.
+
+    Static pools take theirs before the first batch. The budget leaves torch what it needs at most, not what it keeps.
+    """
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) < before

@@ -16,7 +16,7 @@ from sglang_hybrid.engine.pools import arena as arenas
 class ElasticStates(MambaPool):
     """States whose memory exists while their column is in use; all layers of a slot lie side by side.
 
-    Slot 0, where SGLang writes padding, always has memory.
+    Slot 0, where SGLang writes padding, always has memory, which reads zero at first.
     """
 
     def __init__(self, *, size: int, **options: Any) -> None:
@@ -31,9 +31,9 @@ class ElasticStates(MambaPool):
         self.supply, first_plane = arena.open(layout)
         rows = [Rows(tensor.shape[0], tuple(tensor.shape[2:]), tensor.dtype) for tensor in stock]
         tensors = page_major_tensors(arena.pooled, layout, first_plane, rows, arena.device)
-        for tensor in tensors:
-            tensor[:, 0].zero_()
         self.mamba_cache = self.State(conv=tensors[:-1], temporal=tensors[-1])
+        self.host_capacity_tokens = arena.sizing.host_states
+        self.host_capacity_bytes = self.host_capacity_tokens * arena.sizing.kinds.state_bytes
         self._size = size
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sglang_hybrid.core.errors import PoolExhausted
+from sglang_hybrid.engine.pools.copies import Begin, Copy, OnHost, send
 from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.meter import Meter
@@ -20,11 +21,13 @@ _NONE = np.empty(0, dtype=np.int64)
 class Supply:
     """Who owns a page: SGLang (`taken`), this object (`held`: reserved, its memory mapped), or the pool.
 
-    What SGLang frees waits in `_returned` until somebody asks about memory or pages run short: on a GPU reading the ids
-    waits for the device. `tidy` is called before every answer about memory.
+    What SGLang frees waits in `_returned` while its ids are copied to the host, and longer if nobody asks about memory:
+    an answer counts what has arrived, and waits for the rest only where pages are short. `tidy` is called before every
+    answer about memory, with whether to wait.
 
-    With `ranks` every answer follows from the pages that are live and held alone, and pages that need another column
-    are had on all ranks or on none.
+    With `ranks` every answer follows from the pages that are live and held, and from the number of passes: a copy then
+    counts two passes after it was begun, when what it waits for has ended. Pages that need another column are had on
+    all ranks or on none.
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class Supply:
         budget: Budget,
         pool: Pool,
         device: torch.device,
-        tidy: Callable[[], None],
+        tidy: Callable[..., None],
         grown: Meter,
         ranks: Ranks | None = None,
+        begin_copy: Begin = OnHost,
+        passes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.budget = budget
         self.pool = pool
@@ -43,12 +48,19 @@ class Supply:
         self._tidy = tidy
         self._grown = grown
         self._ranks = ranks
-        self._returned: list[torch.Tensor] = []
+        self._begin_copy = begin_copy
+        self._passes = passes
+        self._returned: list[tuple[Copy, int, int]] = []  # with the number of pages, and of the pass
         self._returned_pages = 0
         pool.recall = self.drain
 
     @property
     def untidy(self) -> bool:
+        """Whether pages wait that the pool could know to be free."""
+        return bool(self._returned) and self._arrived(*self._returned[0])
+
+    @property
+    def waiting(self) -> bool:
         """Whether pages wait that the pool does not know to be free."""
         return self._returned_pages > 0
 
@@ -63,7 +75,9 @@ class Supply:
         """Pages that cost no question about memory: held, returned, or in columns that are in use anyway."""
         if self._ranks is not None:
             self._tidy()
-        return len(self.held) + self._returned_pages + self.pool.room
+        else:
+            self.drain()
+        return len(self.held) + self.pool.room
 
     @property
     def taken(self) -> int:
@@ -75,7 +89,7 @@ class Supply:
         if not self._top_up(count):
             return None
         pages, self.held = self.held[:count], self.held[count:]
-        return torch.from_numpy(pages.copy()).to(self.device, non_blocking=True)
+        return send(pages, self.device)
 
     def reserve(self, count: int) -> bool:
         """Hold `count` pages, mapped; whether that worked. What was held before stays held."""
@@ -88,16 +102,25 @@ class Supply:
             self.pool.free(surplus)
 
     def give(self, pages: torch.Tensor) -> None:
-        """SGLang frees `pages`."""
-        self._returned.append(pages)
+        """SGLang frees `pages`, a tensor that nobody changes any more."""
+        self._returned.append((self._begin_copy(pages), pages.numel(), self._passes()))
         self._returned_pages += pages.numel()
 
-    def drain(self) -> None:
-        """Tell the pool what SGLang freed."""
-        while self._returned:
-            pages = self._returned.pop()
-            self._returned_pages -= pages.numel()
-            self.pool.free(pages.cpu().numpy())
+    def drain(self, wait: bool = False) -> None:
+        """Tell the pool what SGLang freed: all of it if this may `wait`, else what has arrived."""
+        arrived = len(self._returned)
+        if not wait:
+            arrived = next((at for at, each in enumerate(self._returned) if not self._arrived(*each)), arrived)
+        while arrived:  # the last first, as from a stack
+            arrived -= 1
+            copy, pages, _ = self._returned.pop(arrived)
+            self._returned_pages -= pages
+            self.pool.free(copy.ids())
+
+    def _arrived(self, copy: Copy, _: int, begun: int) -> bool:
+        if self._ranks is None or copy.at_once:
+            return copy.done()
+        return self._passes() >= begun + 2
 
     def clear(self) -> None:
         """SGLang forgets every page it has."""
@@ -124,6 +147,8 @@ class Supply:
             self._tidy()
         elif short > self.pool.room:
             self.drain()
+        if short > self.pool.room and self.budget.obtainable(self.pool) < short:
+            self._tidy(wait=True)
         if short <= self.pool.room:
             self._draw(short)
             return True

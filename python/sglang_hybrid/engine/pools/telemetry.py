@@ -31,6 +31,7 @@ def figures(arena: Arena, counts: Counter[str]) -> dict[tuple[str, str], float]:
         ("transfers", ""): budget.transfers,
         ("waits", ""): counts["memory_waits"],
     }
+    found["reclaims", ""] = pooled.reclaimed
     for name, supply in arena.supplies.items():
         census = supply.census()
         found["granules_used", name] = census["granules"]

@@ -1,0 +1,63 @@
+"""With elastic states every Mamba-2 layer convolves with the kernel whose offsets have 64 bits."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_hybrid.engine.surface.hooks import HOOKS
+
+LIMIT = 2**32
+"""Elements that the compiled convolution can address."""
+
+
+class Backend:
+    """A Mamba-2 backend whose compiled convolution computes the window of a slot in 32 bits, as SGLang's does."""
+
+    def __init__(self, slot_elements: int) -> None:
+        self.slot_elements = slot_elements
+        self.written: list[int] = []
+
+    def forward(
+        self,
+        mixer: Any,
+        hidden_states: Any,
+        output: Any,
+        layer_id: int,
+        forward_batch: Any,
+        mup_vector: Any = None,
+        use_triton_causal_conv: bool = False,
+    ) -> None:
+        offset = forward_batch.slot * self.slot_elements
+        self.written.append(offset if use_triton_causal_conv else offset % LIMIT)
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> type[Backend]:
+    """`Backend` wrapped as SGLang wraps its own, by the row of the list."""
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    from sglang_hybrid.engine.surface.registration import _ours
+
+    (row,) = [row for row in HOOKS if row.target.endswith("Mamba2AttnBackend.forward") and row.when == "elastic"]
+    monkeypatch.setattr(Backend, "forward", _wrap_fn(Backend.forward, _ours(row.function), HookType[row.how]))
+    return Backend
+
+
+@pytest.mark.parametrize("asked", [{}, {"use_triton_causal_conv": False}, {"use_triton_causal_conv": True}])
+def test_no_window_of_another_slot_is_written(hooked: type[Backend], asked: dict[str, bool]) -> None:
+    """Falcon-H1 34B: 300 million elements from one state to the next, so slot 28 is past the limit."""
+    backend, batch = hooked(300_000_000), SimpleNamespace(slot=28)
+    backend.forward(None, torch.empty(0), None, layer_id=3, forward_batch=batch, mup_vector=None, **asked)
+    assert backend.written == [28 * 300_000_000]
+
+
+def test_sglangs_backend_has_the_argument() -> None:
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+
+    given, expected = (inspect.signature(each.forward).parameters for each in (Mamba2AttnBackend, Backend))
+    assert list(given) == list(expected)
