@@ -39,8 +39,9 @@ QWEN3_NEXT = {
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
-    """A model folder with `config` and no weights."""
+    """A model folder with `config`, no tensors and an empty tokenizer."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "tokenizer.json").write_text("{}")
     return folder

@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -34,7 +34,7 @@ PREFILL_S, DECODE_S, TOKEN_S = 2e-3, 1e-2, 5e-5
 @dataclass
 class Plan:
     """One day on one server: SGLang's and our `flags`, `ranks` of tensor parallelism, names of the load `shapes` that
-    come up (all if there is none), and a fault to put in."""
+    come up (all if there is none), a fault to put in, and the kernel whose states the `prefill` gives back."""
 
     seed: int
     hours: int
@@ -42,6 +42,7 @@ class Plan:
     ranks: int = 1
     shapes: tuple[str, ...] = ()
     fault: str = ""
+    prefill: str = "triton"
 
 
 class Violation(AssertionError):
@@ -182,6 +183,10 @@ def prepare(plan: Plan, model: Path) -> tuple[Any, Any]:
 def _rank(plan: Plan, rank: int, server_args: Any, port_args: Any, results: Any) -> None:
     """One process. A violation is a result; any other error ends it with its traceback."""
     put_in(plan.fault)
+    if plan.prefill == "flashinfer":
+        from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+        TritonGDNKernel.uses_state_checkpoints = True  # SGLang plans FlashInfer's checkpoints; `fingerprint` has them
     server = SimulatedScheduler(server_args, port_args, rank, Clock(1000.0 + 977.0 * rank))
     held = server.scheduler
     limits = Limits(
@@ -211,15 +216,14 @@ def put_in(fault: str) -> None:
     elif fault == "time stands still":
         clock.stamp = lambda *_: None
     elif fault == "state of another position":
-        sources = forward._sources
+        rows = forward._rows
 
-        def shifted(*given: Any) -> Any:
-            found = sources(*given)
-            found.chunks = [(max(source - 1, 0), slot) for source, slot in found.chunks]
-            found.inside = [(row, offset - 1, slot) for row, offset, slot in found.inside]
-            return found
+        def shifted(*given: Any, **more: Any) -> Any:
+            moved = {forward._Source.CHUNK: (-1, 0), forward._Source.INSIDE: (0, -1)}
+            shifts = [(row, *moved.get(row.source, (0, 0))) for row in rows(*given, **more)]
+            return [replace(row, first=max(row.first + a, 0), second=row.second + b) for row, a, b in shifts]
 
-        forward._sources = shifted
+        forward._rows = shifted
     elif fault:
         raise ValueError(f"choose a fault out of {', '.join(FAULTS)}: {fault}")
 
@@ -269,11 +273,13 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in SHAPES], default=())
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--preset", choices=("gdn", "mamba2"), default="gdn")
+    parser.add_argument("--prefill", choices=("triton", "flashinfer"), default="triton")
     parser.add_argument("--model", type=Path, help="folder of the preset, built if need be")
     parser.add_argument("flags", nargs="*")
     given = parser.parse_args()
     folder = model.build(given.model or Path("models") / f"demo-{given.preset}", given.preset)
-    plan = Plan(given.seed, given.hours, tuple(given.flags), given.ranks, tuple(given.shapes), given.fault)
+    shapes = tuple(given.shapes)
+    plan = Plan(given.seed, given.hours, tuple(given.flags), given.ranks, shapes, given.fault, given.prefill)
     try:
         print(json.dumps(simulate(plan, folder)))  # noqa: T201
     except Violation as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,9 @@ class FingerprintModel:
     def _track_states(self, rows: list[_Row]) -> None:
         """Copy the states that SGLang's metadata and ours want of this pass to the slots they name."""
         from sglang_hybrid.engine.cache import forward
+        from sglang_hybrid.engine.cache.prefill_states import chunk_tokens
 
-        metadata, chunk = self._linear.forward_metadata, forward.chunk_tokens(self._linear)
+        metadata, chunk = self._linear.forward_metadata, chunk_tokens(self._linear)
         if type(self._linear).__name__ == "Mamba2AttnBackend":  # one grid of chunks over the whole batch
             for source, to in _pairs(metadata, "track_ssm_h_src", "track_ssm_h_dst"):
                 row = next(row for row in rows if row.begin < source * chunk <= row.begin + row.tokens.size)
@@ -126,6 +128,12 @@ class FingerprintModel:
                 self._write(to, rows[row_at].state(end - rows[row_at].begin))
         else:  # every row has chunks of its own, one row after the other
             chunks = [(row, offset) for row in rows for offset in range(0, row.tokens.size, chunk)]
+            if every := metadata.num_state_checkpoints and metadata.state_checkpoint_every_n_tokens:
+                # FlashInfer: behind every so many tokens, and only if they were asked for.
+                chunks = [(row, n * every) for row in rows for n in range(1, row.tokens.size // every + 1)]
+                assert len(chunks) == metadata.num_state_checkpoints
+                ends = list(accumulate((row.tokens.size // every for row in rows), initial=0))
+                assert metadata.state_checkpoint_cu_starts.tolist() == ends
             for source, to in _pairs(metadata, "track_ssm_h_src", "track_ssm_h_dst"):
                 row, offset = chunks[source]
                 self._write(to, row.state(offset))
@@ -133,16 +141,14 @@ class FingerprintModel:
             self._write(to, self._read(source))
         inside = forward.inside_chunks()  # which our own kernel rolls forward
         if inside is not None:
-            for row_at, offset, to in zip(*(part.tolist() for part in inside), strict=True):
+            parts = (inside.sequences, inside.positions, inside.slots)
+            for row_at, offset, to in zip(*(part.tolist() for part in parts), strict=True):
                 self._write(to, rows[row_at].state(offset))
 
     def _track_windows(self, batch: Any, tokens: np.ndarray) -> None:
         metadata = self._linear.forward_metadata
         if metadata.has_mamba_track_mask:
-            chosen = getattr(metadata, "mamba_track_mask_indices", None)
-            if chosen is None:
-                chosen = batch.mamba_track_mask.nonzero(as_tuple=True)[0]
-            slots = batch.mamba_track_indices[chosen].tolist()
+            slots = metadata.conv_states_mask_indices.tolist()
             for slot, window in zip(slots, metadata.track_conv_indices.tolist(), strict=True):
                 self._windows[slot, 0] = torch.tensor(tokens[window], dtype=self._windows.dtype)
 

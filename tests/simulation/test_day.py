@@ -24,3 +24,11 @@ def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, fla
     [result] = simulate(models(preset), seed, 3, (*flags, *ROWS), "--preset", preset)
     assert result["hit_tokens"] > 0
     assert result["counts"]["states_evicted"] > 0
+
+
+@pytest.mark.parametrize(("seed", "strategy"), [(17, "extra_buffer"), (18, "no_buffer")])
+def test_flashinfer_gives_back_states_behind_every_64_tokens(models: Models, seed: int, strategy: str) -> None:
+    flags = (*SMALL, "--mamba-radix-cache-strategy", strategy, *ROWS)
+    [result] = simulate(models("gdn"), seed, 2, flags, "--prefill", "flashinfer")
+    assert result["hit_tokens"] > 0
+    assert result["counts"]["written"] > 0, "states inside a prefill are saved"

@@ -20,7 +20,7 @@ def engine_version() -> str:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         raise IncompatibleEngine(
-            f"SGLang is not installed; run scripts/setup or install sglang=={PRIMARY}: no distribution 'sglang'"
+            "SGLang is not installed; sglang-hybrid doctor names the command: no distribution 'sglang'"
         ) from None
 
 
@@ -60,12 +60,14 @@ def resolved(server_args: Any) -> Any:
     return resolving_view(server_args)
 
 
-def checkpoint_grid(server_args: Any) -> int:
+def checkpoint_grid() -> int:
     """Tokens between the positions at which extra_buffer can save a state; call it in a scheduler process."""
     try:
         from sglang.srt.runtime_context import mamba_cache_chunk_size
     except ImportError:
-        return int(server_args.mamba_cache_chunk_size)  # 0.5.17
+        from sglang.srt.runtime_context import get_server_args  # 0.5.17
+
+        return int(get_server_args().mamba_cache_chunk_size)
     return int(mamba_cache_chunk_size())
 
 

@@ -69,11 +69,20 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
         lines.append(f"  host tier    {sizes['kv']:,} tokens of KV{states}, {args.hicache_write_policy}")
     lines += [
         f"  cache        {_policies(cache, config)}, {_strategy(ctx, args, pools, cache)}",
+        *_prefill(cache),
         f"  concurrency  {_concurrency(ctx, args, pools)}",
     ]
-    if spec is not None and pools.states and round(pools.bytes_per_state) != spec.checkpoint_bytes:
-        lines.append(f"  note         the cost model expected {spec.checkpoint_bytes:,} B per state")
-    return lines
+    return lines + surprise(pools, spec)
+
+
+def surprise(pools: Pools, spec: ModelSpec | None) -> list[str]:
+    """A line if a state is not as large as the cost model says.
+
+    Pools are made of whole columns or granules, so a share of one is a few bytes more than a state.
+    """
+    if spec is None or not pools.states or _size(pools.bytes_per_state) == _size(spec.checkpoint_bytes):
+        return []
+    return [f"  note         the cost model expected {spec.checkpoint_bytes:,} B per state"]
 
 
 def model_spec(ctx: Any) -> ModelSpec | None:
@@ -105,6 +114,13 @@ def _policies(cache: Any, config: HybridConfig) -> str:
     return f"MambaRadixCache, policy {config.policy}: {policies.find(config.policy).summary}"
 
 
+def _prefill(cache: Any) -> list[str]:
+    coordinator = coordinator_of(cache)
+    if coordinator is None or not coordinator.admits:
+        return []
+    return [f"  prefill      {coordinator.prefill.summary()}"]
+
+
 def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:
     if ctx.disable_radix_cache:
         return "prefix caching is off"
@@ -117,7 +133,7 @@ def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:
         return f"no_buffer: a prefix is reused to {inside}"
     if not ctx.params.enable_mamba_extra_buffer:
         return "no_buffer: a prefix is reused only from the exact end of an earlier prompt or answer"
-    grid = compat.checkpoint_grid(ctx.server_args)
+    grid = compat.checkpoint_grid()
     return f"{args.mamba_radix_cache_strategy}: a prefix is reused to the checkpoint grid of {grid} tokens"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import clock, forward, hooks, kernels, metrics
+from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
 from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
@@ -59,14 +59,13 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         )
         scores = False
     args = compat.resolved(ctx.server_args)
-    speculates = bool(getattr(args, "speculative_algorithm", None))
     device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)
-    step = 0 if speculates else forward.step_tokens(ctx.tp_worker.model_runner, kernels.ours(device))
-    grid = compat.checkpoint_grid(ctx.server_args) if ctx.params.enable_mamba_extra_buffer else 1
+    prefill = prefill_states.of(ctx.tp_worker.model_runner, ctx.server_args, kernels.ours(device))
+    grid = compat.checkpoint_grid() if ctx.params.enable_mamba_extra_buffer else 1
     # A host tier gives back what left the device: what LRU would hold in two tiers is not known here.
     guarded = scores and not ctx.enable_hierarchical_cache
     if config.request_log and not ctx.tp_rank:
-        shape = _shape(ctx, args, config, step)
+        shape = _shape(ctx, args, config, prefill.step)
         decisions: Decisions = RecordedDecisions(_log(config), spec, config.policy, grid, guarded, shape)
     else:
         decisions = Decisions(spec, config.policy, grid=grid, guarded=guarded)
@@ -79,8 +78,13 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     if config.memory == "elastic":
         pools += (Pool.BYTES,)
     victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores, pools=pools)
+    kernels.warm(
+        ctx.params.req_to_token_pool.mamba_pool, ctx.model_config.hf_text_config, ctx.tp_worker.model_runner.dtype
+    )
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
+        if admits and not prefill.step:
+            logger.warning(prefill.shortcoming())
     states, leads = ctx.params.req_to_token_pool.mamba_allocator, ctx.tp_rank == 0
     on_misses = metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if leads else None
     account = metrics.Account(states, config.log_interval_s if leads else 0.0, on_misses)
@@ -97,7 +101,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
     ends = frozenset(ctx.model_config.hf_eos_token_id or ())
     return CacheCoordinator(
-        parts, memory, Rules(grid=grid, step=step, admits=admits, scores=scores, message_end_ids=ends)
+        parts, memory, Rules(grid=grid, prefill=prefill, admits=admits, scores=scores, message_end_ids=ends)
     )
 
 

@@ -14,14 +14,10 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullCom
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.decisions import AHEAD, Pool
 
 _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
-
-AHEAD = 256
-"""An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
-then find what they need, and what an eviction costs before its first victim is spread over several of them."""
 
 
 class _Ordered:
@@ -182,6 +178,7 @@ class HybridMamba(_Ordered, MambaComponent):
             plan.mark = None if record.request is None else record.request.tip
             return length
         plan.taken = taken = coordinator.slots.take(record, token_ids_len)
+        coordinator.account.counts["written"] += len(taken)
         chunked = token_ids_len < len(req.origin_input_ids)
         plan.whole = not chunked
         if not chunked:
@@ -198,7 +195,7 @@ class HybridMamba(_Ordered, MambaComponent):
             return 0
         deepest = taken.pop(0)
         insert_params.mamba_value = deepest.slot
-        plan.mark = self._mark(record, deepest)
+        plan.mark = coordinator.decisions.planned_mark(record.request, deepest.wanted, coordinator.now(), False)
         return deepest.position
 
     def _takes_end(self, chunked: bool, planned: bool) -> bool:
@@ -211,12 +208,6 @@ class HybridMamba(_Ordered, MambaComponent):
         if chunked:
             return self.coordinator.memory.spare_states()
         return not planned or bool(self.cache.enable_mamba_extra_buffer)
-
-    def _mark(self, record: Any, checkpoint: Checkpoint) -> Any:
-        request = record.request
-        if request is not None and checkpoint.wanted == max(request.positions, default=-1):
-            return request.tip  # the tail of the prompt stands for its end until the answer has one
-        return self.coordinator.decisions.mark(request, checkpoint.wanted, self.coordinator.now())
 
     def commit_insert_component_data(
         self, node: Any, is_new_leaf: bool, params: Any, result: Any, *args: Any, **kwargs: Any
@@ -244,7 +235,9 @@ class HybridMamba(_Ordered, MambaComponent):
         plan = getattr(insert_params, "hybrid", None) or Insertion(record)
         taken, plan.taken = plan.taken, []
         if is_finished:
-            taken += self.coordinator.slots.take(record, 1 << 62)
+            last = self.coordinator.slots.take(record, 1 << 62)
+            self.coordinator.account.counts["written"] += len(last)
+            taken += last
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
             inserted = len(insert_params.key)
@@ -260,7 +253,9 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def _insert(self, record: Any, checkpoint: Checkpoint, main: Any) -> None:
         """Attach a second state of the same pass to the path that was just inserted."""
-        at = checkpoint.position
+        at, request, coordinator = checkpoint.position, record.request, self.coordinator
+        later = request is not None and main.hybrid.mark is request.tip
+        mark = coordinator.decisions.planned_mark(request, checkpoint.wanted, coordinator.now(), later)
         params = dataclasses.replace(
             main,
             key=main.key[:at],
@@ -269,9 +264,9 @@ class HybridMamba(_Ordered, MambaComponent):
             prev_prefix_len=at,
             **_UNCOUNTED,
         )
-        params.hybrid = Insertion(record, self._mark(record, checkpoint))
+        params.hybrid = Insertion(record, mark)
         if self.cache.insert(params).mamba_exist:
-            self.coordinator.slots.free(checkpoint)
+            coordinator.slots.free(checkpoint)
 
     def _alloc_mamba_slot(self, *args: Any, **kwargs: Any) -> Any:
         self.coordinator.memory.ensure_states(1)

@@ -12,9 +12,10 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.boundaries import first_message, named
 from sglang_hybrid.engine.cache.memory import Memory, Parts
+from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.victims import end_tokens
-from sglang_hybrid.prefix.admission import reachable
+from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.mark import Mark
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 class Rules:
     """What this server can do, and what of it is decided here.
 
-    `grid`: tokens between positions that can be restarted from (1 without the extra buffer). `step`: tokens between the
-    states a forward pass can give back, counted from where the pass begins; 0 if it gives none. `admits` and `scores`
-    say whether admission and eviction are ours; with neither, SGLang's decisions pass through and are only accounted.
+    `grid`: tokens between positions that can be restarted from (1 without the extra buffer). `prefill`: the states that
+    a forward pass gives back. `admits` and `scores` say whether admission and eviction are ours; with neither, SGLang's
+    decisions pass through and are only accounted.
     `message_end_ids`: tokens that end a message of a conversation.
     """
 
     grid: int
-    step: int
+    prefill: PrefillStates
     admits: bool = True
     scores: bool = True
     message_end_ids: frozenset[int] = frozenset()
@@ -52,7 +53,8 @@ class CacheCoordinator:
         self.now = parts.now
         self.memory = memory
         self.grid = rules.grid
-        self.step = rules.step if rules.admits else 0
+        self.prefill = rules.prefill
+        self.step = rules.prefill.step if rules.admits else 0
         self.admits = rules.admits
         self.scores = rules.scores
         self._message_ends = sorted(rules.message_end_ids)
@@ -133,15 +135,13 @@ class CacheCoordinator:
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
         assert record.request is not None
-        places: dict[int, int] = {}
-        for wanted in record.request.positions:
-            at = reachable(wanted, start, end, self.grid, self.step)
-            if at is not None:
-                places[at] = wanted
+        wanted_at = places(record.request.positions, start, end, self.grid, self.step)
         if last and self.cache.enable_mamba_extra_buffer:
-            places.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
-        for at, wanted in sorted(places.items(), reverse=True):
-            if not self.slots.reserve(record, at, wanted):
+            wanted_at.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
+        for at, wanted in sorted(wanted_at.items(), reverse=True):
+            if self.slots.reserve(record, at, wanted):
+                self.account.planned()
+            else:
                 self.account.counts["refused"] += 1
                 mark = record.request.marks.get(wanted)
                 if mark is not None:

@@ -1,18 +1,22 @@
 """Several states out of one prefill: rows added to the index sets with which SGLang saves one.
 
-SGLang's chunked kernels already produce the state at the start of every chunk, and its tracking copies one of them per
-request into a slot of the cache. The copy is an indexed assignment, so a second state of the same request is a second
-row: no kernel changes, on a CPU or a GPU, with or without the extra buffer. A state inside a chunk is rolled forward
-from the chunk's start by `sglang_hybrid_kernels.state_at` (kernels.py). Not run on a GPU.
+SGLang's prefill kernels already produce states inside the prompt (`prefill_states`), and its tracking copies one of
+them per request into a slot of the cache. The copy is an indexed assignment, so a second state of the same request is a
+second row: no kernel changes, on a CPU or a GPU, with or without the extra buffer. A state inside a chunk is rolled
+forward from the chunk's start by `sglang_hybrid_kernels.state_at` (kernels.py). Nothing here waits for the device: what
+is computed on the host goes there in one copy from pinned memory. Not run on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate
 from typing import Any
 
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cache.prefill_states import chunk_tokens
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 
 
@@ -28,42 +32,43 @@ class _Pending:
     extend_lens: list[int]
 
 
+class _Source(IntEnum):
+    """Where the pass leaves a state, and what the two numbers of a row say."""
+
+    FINAL = 0  # behind the last token of a request: its row
+    CHUNK = 1  # among the states the kernel gives back: the index there
+    INSIDE = 2  # inside a chunk: the request's row, tokens of it
+    AGAIN = 3  # inside a chunk that Mamba-2 computes again: the request's row, tokens of the batch
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A state to be saved: its two numbers, and `at`, the tokens of the batch before it (the window ends there)."""
+
+    source: _Source
+    first: int
+    second: int
+    at: int
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """States inside a chunk of the running pass: sequences, positions in them, and slots; each [n] int64."""
+
+    sequences: Any
+    positions: Any
+    slots: Any
+
+
 _pending: _Pending | None = None
-_inside: tuple[Any, Any, Any] | None = None
+_inside: _Inside | None = None
+_unmasked: Any = None  # metadata with rows of ours in a batch without a mask
 
 
-def inside_chunks() -> tuple[Any, Any, Any] | None:
-    """States of the running pass that lie inside a chunk: sequences, positions in them, slots; each [n] int64."""
+def inside_chunks() -> _Inside | None:
+    """What our kernel has to add to the running pass, None for nothing."""
     return _inside
-
-
-def step_tokens(model_runner: Any, inside: bool = False) -> int:
-    """Tokens between the states that a pass of this model can give back; 0 where only SGLang's own one is possible.
-
-    `inside`: our kernel gives those inside a chunk too.
-    """
-    backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
-    kind = type(backend).__name__
-    if kind == "Mamba2AttnBackend":
-        # Before 0.5.21 its states lie on a grid that several requests in one pass do not share.
-        fields = getattr(_metadata_type(), "__dataclass_fields__", {})
-        return chunk_tokens(backend) if "track_ssm_recompute_dst" in fields else 0
-    if kind != "GDNAttnBackend":
-        return 0
-    if getattr(backend.kernel_dispatcher, "extend_uses_state_checkpoints", False):
-        return 0  # FlashInfer plans its snapshots by itself
-    return 1 if inside else chunk_tokens(backend)
-
-
-def chunk_tokens(backend: Any) -> int:
-    """Tokens per chunk of a backend's prefill kernel; GDN's is 64, and 0.5.17 says so nowhere."""
-    return int(getattr(backend, "mamba_chunk_size", 64))
-
-
-def _metadata_type() -> Any:
-    from sglang.srt.layers.attention.mamba.mamba2_metadata import ForwardMetadata
-
-    return ForwardMetadata
 
 
 def carry(_: Any, __: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -77,101 +82,124 @@ def carry(_: Any, __: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         _pending = _Pending(rows, list(batch.prefix_lens), list(batch.extend_lens))
 
 
-@dataclass
-class _Sources:
-    """Where the pass leaves each state that is wanted: pairs of a source and the slot it goes to."""
+def extend(_: Any, backend: Any, forward_batch: Any) -> None:
+    """AFTER hook of init_forward_metadata of GDNAttnBackend and Mamba2AttnBackend: add the rows.
 
-    finals: list[tuple[int, int]] = field(default_factory=list)  # the state behind the last token of a row
-    chunks: list[tuple[int, int]] = field(default_factory=list)  # the state before a chunk of the prefill
-    inside: list[tuple[int, int, int]] = field(default_factory=list)  # (row, offset in it): computed from its chunk
-    again: list[tuple[int, int, int]] = field(default_factory=list)  # (row, end): Mamba-2 computes the chunk again
-    windows: list[list[int]] = field(default_factory=list)  # tokens of each convolution window
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    Not where the linear layers run on index sets of a capture: those are made elsewhere, and the states stay unwritten.
+    """
+    global _inside, _pending, _unmasked
+    import torch
 
-
-def _sources(pending: _Pending, chunk: int, window: int, plain: bool) -> _Sources:
-    """Sort what is pending by where it comes from; `plain` backends cut every row into chunks of its own."""
-    found, lengths = _Sources(), pending.extend_lens
-    starts = list(accumulate(lengths, initial=0))
-    chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
-    for row, checkpoint in pending.rows:
-        offset = checkpoint.position - pending.prefix_lens[row]
-        if checkpoint.slot is None or not window <= offset <= lengths[row]:
-            continue
-        slot, at = int(checkpoint.slot), starts[row] + offset
-        if offset == lengths[row]:
-            found.finals.append((row, slot))
-        elif plain and offset % chunk:
-            found.inside.append((row, offset, slot))
-        elif not plain and at % chunk:
-            found.again.append((row, at, slot))
-        else:
-            found.chunks.append((chunks[row] + offset // chunk if plain else at // chunk, slot))
-        found.windows.append(list(range(at - window, at)))
-        found.checkpoints.append(checkpoint)
-    return found
-
-
-def extend(metadata: Any, backend: Any, forward_batch: Any) -> None:
-    """AFTER hook of MambaAttnBackendBase._forward_metadata: add the rows."""
-    global _inside, _pending
-    pending, _pending, _inside = _pending, None, None
+    pending, _pending, _inside, _unmasked = _pending, None, None, None
+    metadata = backend.forward_metadata
     if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
         return
     passed = list(forward_batch.extend_prefix_lens_cpu or ()), list(forward_batch.extend_seq_lens_cpu or ())
     if passed != (pending.prefix_lens, pending.extend_lens):
         return
-    import torch
-
-    device = metadata.query_start_loc.device
-    plain = type(backend).__name__ != "Mamba2AttnBackend"
-    found = _sources(pending, chunk_tokens(backend), backend.conv_states_shape[-1], plain)
-    if not found.checkpoints:
+    dispatcher = getattr(backend, "kernel_dispatcher", None)
+    every = 0
+    if dispatcher is not None and dispatcher.extend_uses_state_checkpoints:
+        every = int(metadata.state_checkpoint_every_n_tokens) or compat.checkpoint_grid()
+    window = int(backend.conv_states_shape[-1])
+    rows = _rows(pending, chunk_tokens(backend), every, window, one_grid=dispatcher is None)
+    if not rows:
         return
+    table, starts = _send(rows, window, _starts(pending, every) if every else [], metadata.query_start_loc.device)
+    slots = backend._translate_mamba_indices(torch.cat([row.checkpoint.slot.view(-1) for row in rows]).long())
 
-    def column(rows: Sequence[Sequence[int]], at: int) -> Any:
-        return torch.tensor([row[at] for row in rows], dtype=torch.int64, device=device)
-
-    def slots(rows: Sequence[Sequence[int]]) -> Any:
-        return backend._translate_mamba_indices(column(rows, -1)) if rows else column(rows, -1)
+    def of(source: _Source) -> slice:
+        begin = sum(row.source < source for row in rows)
+        return slice(begin, begin + sum(row.source == source for row in rows))
 
     def add(name: str, values: Any) -> None:
         held = getattr(metadata, name, None)
         setattr(metadata, name, values if held is None else torch.cat([held, values.to(held.dtype)]))
 
-    add("track_conv_indices", torch.tensor(found.windows, dtype=torch.int64, device=device))
-    add("track_ssm_h_src", column(found.chunks, 0))
-    add("track_ssm_h_dst", slots(found.chunks))
-    add("track_ssm_final_src", metadata.mamba_cache_indices[column(found.finals, 0)].long())
-    add("track_ssm_final_dst", slots(found.finals))
-    if not plain:
-        add("track_ssm_seq_idx", column(found.again, 0))
-        add("track_ssm_end_locs", column(found.again, 1))
-        add("track_ssm_recompute_dst", slots(found.again))
-    if found.inside:
-        _inside = (column(found.inside, 0), column(found.inside, 1), slots(found.inside))
-    _add_destinations(
-        metadata, forward_batch, slots([(int(c.slot),) for c in found.checkpoints]), len(pending.extend_lens)
-    )
-    for checkpoint in found.checkpoints:
-        checkpoint.written = True
+    finals, chunks, inside, again = (of(source) for source in _Source)
+    add("track_conv_indices", table[:, 2:])
+    add("conv_states_mask_indices", slots)
+    add("track_ssm_final_src", metadata.mamba_cache_indices[table[finals, 0]].long())
+    add("track_ssm_final_dst", slots[finals])
+    add("track_ssm_h_src", table[chunks, 0])
+    add("track_ssm_h_dst", slots[chunks])
+    if dispatcher is None:
+        add("track_ssm_seq_idx", table[again, 0])
+        add("track_ssm_end_locs", table[again, 1])
+        add("track_ssm_recompute_dst", slots[again])
+    if every and chunks.start < chunks.stop and not metadata.num_state_checkpoints:
+        metadata.state_checkpoint_cu_starts, metadata.num_state_checkpoints = starts, _starts(pending, every)[-1]
+        metadata.state_checkpoint_every_n_tokens = every
+    if inside.start < inside.stop:
+        _inside = _Inside(table[inside, 0], table[inside, 1], slots[inside])
+    if forward_batch.mamba_track_mask is None:
+        _unmasked = metadata
+    metadata.has_mamba_track_mask = True
+    for row in rows:
+        row.checkpoint.written = True
 
 
-def _add_destinations(metadata: Any, forward_batch: Any, slots: Any, size: int) -> None:
-    """Where the convolution windows go: rows behind those of the requests, which SGLang selects by its mask."""
+def with_mask(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of Mamba2AttnBackend.forward: it copies states only if its batch has a mask of tracked requests.
+
+    Without the extra buffer no batch has one, least of all the one that a CUDA graph keeps; nobody reads what is in it.
+    """
+    batch = kwargs.get("forward_batch", args[4] if len(args) > 4 else None)
+    if batch is None or batch.mamba_track_mask is not None or _unmasked is not backend.forward_metadata:
+        return original(backend, *args, **kwargs)
+    batch.mamba_track_mask = True
+    try:
+        return original(backend, *args, **kwargs)
+    finally:
+        batch.mamba_track_mask = None
+
+
+def _starts(pending: _Pending, every: int) -> list[int]:
+    """Of a kernel that gives back a state behind every `every` tokens of a request: the first of each, and the end."""
+    return list(accumulate((n // every for n in pending.extend_lens), initial=0))
+
+
+def _rows(pending: _Pending, chunk: int, every: int, window: int, one_grid: bool) -> list[_Row]:
+    """What is pending, by source.
+
+    Kernels give back the state before every chunk of `chunk` tokens, of each request or, with `one_grid`, of the batch;
+    or the states behind every `every` tokens of each request. A convolution window of `window` tokens must lie in the
+    pass.
+    """
+    lengths, found = pending.extend_lens, []
+    begins = list(accumulate(lengths, initial=0))
+    chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
+    firsts = _starts(pending, every) if every else []
+    for row, checkpoint in pending.rows:
+        offset = checkpoint.position - pending.prefix_lens[row]
+        if checkpoint.slot is None or not window <= offset <= lengths[row]:
+            continue
+        at = begins[row] + offset
+        if offset == lengths[row]:
+            source, first, second = _Source.FINAL, row, 0
+        elif every:
+            if offset % every:
+                continue
+            source, first, second = _Source.CHUNK, firsts[row] + offset // every - 1, 0
+        elif one_grid:
+            source, first, second = (_Source.AGAIN, row, at) if at % chunk else (_Source.CHUNK, at // chunk, 0)
+        elif offset % chunk:
+            source, first, second = _Source.INSIDE, row, offset
+        else:
+            source, first, second = _Source.CHUNK, chunks[row] + offset // chunk, 0
+        found.append(_Row(source, first, second, at, checkpoint))
+    return sorted(found, key=lambda row: row.source)
+
+
+def _send(rows: Sequence[_Row], window: int, starts: Sequence[int], device: Any) -> tuple[Any, Any]:
+    """Send each row's two numbers and its window's tokens, [n, 2 + window], and `starts`; both int64.
+
+    Without waiting for `device`: the stream of the forward pass is behind the previous one, and would wait for that.
+    """
     import torch
 
-    device = slots.device
-    mask, held = forward_batch.mamba_track_mask, forward_batch.mamba_track_indices
-    if mask is None or held is None:
-        mask = torch.zeros(size, dtype=torch.bool, device=device)
-        held = torch.zeros(size, dtype=torch.int64, device=device)
-    forward_batch.mamba_track_mask = torch.cat([mask, torch.ones(len(slots), dtype=torch.bool, device=device)])
-    forward_batch.mamba_track_indices = torch.cat([held, slots.to(held.dtype)])
-    added = torch.arange(len(mask), len(mask) + len(slots), device=device)
-    chosen = getattr(metadata, "mamba_track_mask_indices", None)
-    if chosen is None:
-        chosen = mask.nonzero(as_tuple=True)[0]
-    metadata.mamba_track_mask_indices = torch.cat([chosen, added.to(chosen.dtype)])
-    metadata.mamba_track_indices = forward_batch.mamba_track_indices
-    metadata.has_mamba_track_mask = True
+    numbers = [n for row in rows for n in (row.first, row.second, *range(row.at - window, row.at))]
+    size = len(numbers)
+    host = torch.tensor([*numbers, *starts], dtype=torch.int64, pin_memory=device.type == "cuda")
+    sent = host.to(device, non_blocking=True)
+    return sent[:size].view(len(rows), 2 + window), sent[size:]

@@ -35,21 +35,52 @@ def copy(original: Any, pool: Any, source: Any, destination: Any) -> None:
         return
     from sglang_hybrid_kernels.copy_slots import copy_slots
 
-    pools = [tensor for tensor in (*cache.conv, cache.temporal) if tensor.numel()]
-    copy_slots(pools, source.reshape(-1), destination.reshape(-1), check_slots=False)
+    copy_slots(_tensors(cache), source.reshape(-1), destination.reshape(-1), check_slots=False)
 
 
-def roll(original: Any, dispatcher: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, **more: Any) -> Any:
-    """AROUND hook of the GDN prefill: write the states wanted inside its chunks."""
+def _tensors(cache: Any) -> list[Any]:
+    return [tensor for tensor in (*cache.conv, cache.temporal) if tensor.numel()]
+
+
+def warm(pool: Any, config: Any, tokens: Any) -> None:
+    """Compile and load what serving will launch, for SGLang's `pool` of states and activations of type `tokens`.
+
+    In the middle of serving it would take seconds, and loading it while other ranks wait in a collective can hang.
+    `config` is that of the model's text part.
+    """
+    cache = pool.mamba_cache
+    if not ours(cache.temporal.device.type):
+        return
+    from sglang_hybrid_kernels.warm import warm_copy_slots, warm_state_at
+
+    warm_copy_slots(_tensors(cache))
+    heads = getattr(config, "linear_num_value_heads", 0)
+    if heads:  # a gated delta rule, whose states inside a chunk are ours; each rank has its share of the heads
+        key_heads = config.linear_num_key_heads * cache.temporal.shape[2] // heads
+        warm_state_at(cache.temporal[0], key_heads=key_heads, token_dtype=tokens, l2norm=True)
+
+
+_chunks: tuple[Any, ...] | None = None
+
+
+def keep(original: Any, dispatcher: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, **more: Any) -> Any:
+    """AROUND hook of the GDN prefill: keep what the states wanted inside its chunks are computed from.
+
+    They are not written here: on a GPU a layer whose states lie apart prefills on a copy of them.
+    """
+    global _chunks
     result = original(dispatcher, q=q, k=k, v=v, g=g, beta=beta, **more)
-    wanted = forward.inside_chunks()
-    if wanted is not None and result[2] is not None:
-        from sglang_hybrid_kernels.state_at import state_at
-
-        sequence, position, slots = wanted
-        bounds, h = more["query_start_loc"], result[2]
-        state_at(
-            h.squeeze(0), k.squeeze(0), v.squeeze(0), g.squeeze(0), beta.squeeze(0), bounds, sequence, position,
-            more["ssm_states"], slots, l2norm=True, check_slots=False,
-        )  # fmt: skip
+    if forward.inside_chunks() is not None and result[2] is not None:
+        _chunks = (*(x.squeeze(0) for x in (result[2], k, v, g, beta)), more["query_start_loc"])
     return result
+
+
+def roll(_: Any, backend: Any, batch: Any, h: Any, ssm_states: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER hook of the tracking behind a prefill: write the states wanted inside its chunks to the pool."""
+    global _chunks
+    kept, _chunks, wanted = _chunks, None, forward.inside_chunks()
+    if kept is None or wanted is None:
+        return
+    from sglang_hybrid_kernels.state_at import state_at
+
+    state_at(*kept, wanted.sequences, wanted.positions, ssm_states, wanted.slots, l2norm=True, check_slots=False)

@@ -11,6 +11,9 @@ from sglang_hybrid.prefix.misses import REASONS
 
 logger = logging.getLogger(__name__)
 
+_TRUSTED = 64
+"""States that may be planned before one was written: requests are aborted, passes change shape."""
+
 MISSES = "sglang:mamba_cache_miss_tokens_total"
 REQUESTS = "sglang:mamba_cache_miss_requests_total"
 
@@ -66,6 +69,18 @@ class Account:
             self._on_misses(hit_tokens, misses)
         if self._interval_s:
             self._log(now)
+
+    def planned(self) -> None:
+        """A state inside a prefill is to be written; that none ever is must not go unsaid."""
+        counts = self.counts
+        counts["planned"] += 1
+        if counts["planned"] == _TRUSTED and not counts["written"]:
+            logger.warning(
+                "%d states inside prefills were planned and none was written: branch points and boundaries are lost. "
+                "Report it with the start block; --linear-attn-prefill-backend triton or --disable-prefill-cuda-graph "
+                "may help",
+                _TRUSTED,
+            )
 
     def _log(self, now: float) -> None:
         """One line of what happened since the last one, if it is time."""

@@ -7,6 +7,8 @@ from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook, Repl
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
 _ATTENTION = "srt.layers.attention."
+_MAMBA = _ATTENTION + "hybrid_linear_attn_backend:"
+_GDN = _ATTENTION + "linear.gdn_backend:"
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
@@ -128,12 +130,9 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "AFTER", "cache.hooks:plan", SCHEDULER),
     Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
-    Hook(
-        _ATTENTION + "hybrid_linear_attn_backend:MambaAttnBackendBase._forward_metadata",
-        "AFTER",
-        "cache.forward:extend",
-        SCHEDULER,
-    ),
+    Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:with_mask", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
     Hook(
         "srt.mem_cache.allocator.mamba:MambaSlotAllocator.alloc_group_begin",
@@ -145,7 +144,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_RECEIVER + "_split_work_and_control_reqs", "AFTER", "cache.clock:keep_with_work", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
-    Hook(_ATTENTION + "linear.gdn_backend:GDNKernelDispatcher.extend", "AROUND", "cache.kernels:roll", SCHEDULER),
+    Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
+    Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.kernels:roll", SCHEDULER),
     # Elastic memory.
     Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),
     Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "AROUND", "pools.sizes:size_pools", SCHEDULER, "elastic"),
@@ -167,6 +167,13 @@ HOOKS: tuple[Hook, ...] = (
         "elastic",
     ),
     Hook("srt.managers.scheduler:Scheduler.on_idle", "BEFORE", "pools.hooks:idle", SCHEDULER, "elastic"),
+    Hook(
+        _ATTENTION + "hybrid_linear_attn_backend:Mamba2AttnBackend.forward",
+        "BEFORE",
+        "pools.hooks:strided_convolution",
+        SCHEDULER,
+        "elastic",
+    ),
     # What clients may ask, and are told.
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
     Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),

@@ -29,7 +29,7 @@ USES: tuple[Use, ...] = (
     Use("srt.entrypoints.openai.protocol:PromptTokensDetails", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai:protocol", IMPORT, "frontend.usage", HTTP),
     Use("srt.environ:envs", IMPORT, "launch.slots", LAUNCHER),
-    Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.forward", SCHEDULER),
+    Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:SessionParams", IMPORT, "frontend.arrival", HTTP),
@@ -89,6 +89,7 @@ USES: tuple[Use, ...] = (
     Use("srt.runtime_context:get_exec", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_parallel", IMPORT, "pools.ranks pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_schedule", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
+    Use("srt.runtime_context:get_server_args", IMPORT, "compat", EVERY, before="0.5.21"),
     Use("srt.runtime_context:mamba_cache_chunk_size", IMPORT, "compat", EVERY, since="0.5.21"),
     Use("srt.sampling.sampling_params:SamplingParams", IMPORT, "frontend.sampling", HTTP),
     Use("srt.server_args:ServerArgs", IMPORT, "launch.flags", LAUNCHER),
@@ -109,6 +110,9 @@ USES: tuple[Use, ...] = (
     # Names with an underscore.
     Use("srt.managers.io_struct:_USE_PICKLE_IPC", PRIVATE, "frontend.ids", SCHEDULER),
     Use("srt.managers.io_struct:GenerateReqInput._sub_obj_cache", PRIVATE, "frontend.requests", HTTP),
+    Use("srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog", PRIVATE, "backend", HTTP),
+    Use("srt.utils.watchdog:SubprocessWatchdog._names", PRIVATE, "backend", HTTP),
+    Use("srt.utils.watchdog:SubprocessWatchdog._processes", PRIVATE, "backend", HTTP),
     Use("srt.managers.scheduler:Scheduler._engine_paused", PRIVATE, "frontend.idle", SCHEDULER),
     Use("srt.plugins.hook_registry:HookRegistry._patched", PRIVATE, "surface.registration", EVERY),
     Use(

@@ -1,0 +1,77 @@
+"""Which states a prefill of the served model can give back, and what has to change where it gives one only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_hybrid.engine import compat
+
+
+@dataclass(frozen=True)
+class PrefillStates:
+    """States that a forward pass leaves behind.
+
+    `step`: tokens between them, counted from where the pass begins; 0 if there is only the one that SGLang saves by
+    itself. `source` says in words where they come from, `remedy` what gives more than one (empty: nothing does).
+    """
+
+    step: int
+    source: str
+    remedy: str = ""
+
+    def shortcoming(self) -> str:
+        """The warning of a server whose prefills give back one state only."""
+        change = f"; start with {self.remedy} to change that" if self.remedy else ""
+        return (
+            "branch points and declared boundaries are NOT saved, a prefix is reused only from the end of an earlier "
+            f"prefill or answer: a prefill gives back one state ({self.source}){change}"
+        )
+
+    def summary(self) -> str:
+        """Half a line for the start block."""
+        if not self.step:
+            return f"ONE state each ({self.source})"
+        if self.step == 1:
+            return f"a state at any token, from {self.source}"
+        return f"a state every {self.step} tokens, from {self.source}"
+
+
+def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
+    """What prefills of `model_runner` give back; `inside`: our kernel gives states inside a chunk too."""
+    settings = compat.resolved(server_args)
+    if getattr(settings, "speculative_algorithm", None):
+        return PrefillStates(0, "a prefill that drafts as well", "no --speculative-algorithm")
+    graphs = getattr(settings, "cuda_graph_config", None)
+    if getattr(getattr(graphs, "prefill", None), "backend", None) == "full":  # the index sets are those of the capture
+        return PrefillStates(0, "a prefill that is one CUDA graph", "--cuda-graph-backend-prefill breakable")
+    backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
+    kind = type(backend).__name__
+    if kind == "Mamba2AttnBackend":
+        # Before 0.5.21 its states lie on a grid that several requests in one pass do not share.
+        if "track_ssm_recompute_dst" not in getattr(_metadata_type(), "__dataclass_fields__", {}):
+            return PrefillStates(0, "Mamba-2 kernels before SGLang 0.5.21", "SGLang 0.5.21 or newer")
+        return PrefillStates(chunk_tokens(backend), "chunks of the Mamba-2 kernels")
+    if kind != "GDNAttnBackend":
+        return PrefillStates(0, f"{kind}, whose kernels keep the others to themselves")
+    kernel = type(backend.kernel_dispatcher.extend_kernel).__name__
+    if backend.kernel_dispatcher.extend_uses_state_checkpoints:
+        return PrefillStates(compat.checkpoint_grid(), "FlashInfer's checkpoints, as precise as the pool")
+    if kernel != "TritonGDNKernel":  # the CuTe one, for example
+        remedy = "--linear-attn-prefill-backend triton"
+        return PrefillStates(0, f"{kernel}, which keeps the others to itself", remedy)
+    source = f"chunks of the delta-rule kernel, as {str(model_runner.dtype).removeprefix('torch.')}"
+    if inside:
+        return PrefillStates(1, f"{source}, and our kernel inside a chunk")
+    return PrefillStates(chunk_tokens(backend), source)
+
+
+def chunk_tokens(backend: Any) -> int:
+    """Tokens per chunk of a backend's prefill kernel; GDN's is 64, and 0.5.17 says so nowhere."""
+    return int(getattr(backend, "mamba_chunk_size", 64))
+
+
+def _metadata_type() -> Any:
+    from sglang.srt.layers.attention.mamba.mamba2_metadata import ForwardMetadata
+
+    return ForwardMetadata
