@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import announce_parent, die_with_announced_parent
+from sglang_hybrid.engine.launch import stop
 from sglang_hybrid.plugin import activate_platform
 
 _GRPC = ("grpc_mode", "smg_grpc_mode")
@@ -16,6 +18,7 @@ _GRPC = ("grpc_mode", "smg_grpc_mode")
 if __name__ == "__mp_main__":
     # A spawned child imports this module before anything of SGLang. SGLang binds its children to its own life too, but
     # seconds later, after its imports; and 0.5.17 needs the CPU platform this early.
+    stop.leave_to_parent()
     die_with_announced_parent()
     activate_platform()
 
@@ -24,24 +27,33 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until stopped. Exit status: 2 for bad input, otherwise what SGLang's server ends with."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        return _serve(arguments)
+        with stop.quiet_interrupt():
+            return _serve(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except ImportError as error:
+        print(f"error: a package is missing or broken; run sglang-hybrid doctor: {error}", file=sys.stderr)  # noqa: T201
         return 2
 
 
 def _serve(arguments: list[str]) -> int:
-    from sglang_hybrid.engine.launch import flags
+    from sglang_hybrid.engine.launch import early, flags
 
     config, rest = flags.split(arguments)
-    _enter_platform(rest, config)
+    seen = None if {"-h", "--help"} & set(rest) else early.read(rest)
+    if seen is not None:
+        early.check(seen, config)
+    if _enter_platform(rest, config) and seen is not None:
+        early.check_ranks(seen)
+        early.check_memory(config)
     from sglang_hybrid.engine import compat
 
     compat.check_engine()
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    if {"-h", "--help"} & set(rest):
+    if seen is None:
         print(flags.help_text())  # noqa: T201
         return 0
     final = _complete(flags.parse_engine(rest), rest, config)
@@ -52,14 +64,16 @@ def _serve(arguments: list[str]) -> int:
     return _hand_over(final)
 
 
-def _enter_platform(rest: list[str], config: HybridConfig) -> None:
-    """Choose CPU or GPU before SGLang is imported: it reads the environment at import."""
+def _enter_platform(rest: list[str], config: HybridConfig) -> bool:
+    """Choose CPU or GPU before SGLang is imported: it reads the environment at import; True for CPU."""
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
-    if platform.wants_cpu(rest):
+    on_cpu = platform.wants_cpu(rest)
+    if on_cpu:
         for name, value in cpu_profile.environment(config).items():
             os.environ.setdefault(name, value)
         activate_platform()
+    return on_cpu
 
 
 def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str]:
@@ -69,10 +83,12 @@ def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str
     preflight.check_port(namespace.host, namespace.port)
     preflight.check_files(config, namespace)
     model = preflight.inspect_model(namespace)
+    preflight.check_model_is_ours(config, model)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
-    if model.note:
-        print(f"note: {model.note}", file=sys.stderr)  # noqa: T201
+    for note in (model.note, arguments.unused_memory(namespace, config, model)):
+        if note:
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
     return final
 
 
@@ -93,9 +109,8 @@ def _hand_over(arguments: list[str]) -> int:
         raise ConfigError(f"SGLang refuses these arguments: {error or repr(error)}") from error
     try:
         run_server(prepared)
-    except KeyboardInterrupt:
-        return 130
     finally:
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
 

@@ -14,6 +14,8 @@ STRATEGIES = {
     "extra_buffer": ("--chunked-prefill-size", str(CHUNK)),
     "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--chunked-prefill-size", str(CHUNK)),
 }
+OVERLAP = ("--chunked-prefill-size", str(CHUNK), "--hybrid-cpu-event-loop", "overlap")
+"""The event loop that GPUs run by default: a pass is scheduled before the answers of the one before are known."""
 
 
 def words(rng: random.Random, count: int) -> Prompt:

@@ -118,6 +118,20 @@ def test_what_is_beyond_a_limit_is_refused_with_its_name(client: Client) -> None
     assert client.answer("/generate", {"input_ids": [[5]] * 64, "sampling_params": FEW})[0] == 200
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_responses_are_served_from_cache(client: Client, models: Callable[[str], Path], streams: bool) -> None:
+    """SGLang leaves the endpoint out, with an error of the server, where a package of its own is missing."""
+    text = ("streamed" if streams else "whole") + " words" * 60
+    body = {"model": str(models("gdn")), "input": text, "max_output_tokens": 4, "stream": streams}
+    cached = []
+    for _ in range(2):
+        status, answer = client.answer("/v1/responses", body)
+        assert status == 200, answer
+        counts = re.findall(r'"cached_tokens":(\d+)', answer)
+        cached.append(int(counts[-1]))
+    assert cached[0] < 64 <= cached[1]
+
+
 def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
     """The model is made to say `a` for ever."""
     fields = {"max_new_tokens": 12, "logit_bias": {"67": 100}, "stop_regex": "[^b]a+"}
@@ -163,6 +177,7 @@ RIGHT: dict[str, tuple[int, dict[str, Any]]] = {
     "/v1/rerank": (20, {"query": "a", "documents": ["b"]}),
     "/v1/decisions": (20, {}),
     "/v1/systemone": (20, {}),
+    "/v1/responses": (80, {"input": "a", "max_output_tokens": 2}),
     "/encode": (20, {"text": "a"}),
     "/classify": (10, {"text": "a"}),
     "/api/chat": (60, {"model": "m", "messages": MESSAGES, "options": {"num_predict": 2}}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -31,7 +32,7 @@ class HybridConfig:
 
     backend: str = _option(
         "hybrid",
-        "radix cache backend: 'hybrid' is ours, 'stock' leaves SGLang's own cache in place and only logs",
+        "radix cache backend: 'hybrid' is ours, 'stock' leaves SGLang's own cache in place",
         ("hybrid", "stock"),
     )
     policy: str = _option("forecast", "what is cached and what is evicted first")
@@ -59,6 +60,12 @@ class HybridConfig:
         1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
     )
     cpu_threads: int = _option(0, "on a CPU: threads for tensor operations; 0 means half of the cores, at least one")
+
+    cpu_event_loop: str = _option(
+        "normal",
+        "on a CPU: the event loop of SGLang's scheduler; 'overlap' is the default of GPUs, and saves nothing on a CPU",
+        ("normal", "overlap"),
+    )
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -146,7 +153,9 @@ def read_mapping(text_or_path: str) -> dict[str, Any]:
 def _parse(source: str, origin: str) -> Any:
     import yaml  # here, so that importing core costs nothing beyond the standard library
 
-    try:  # JSON is a subset of YAML, so one parser reads both
+    with contextlib.suppress(ValueError):
+        return json.loads(source)  # by itself: YAML 1.1 takes JSON's 1e9 for text
+    try:
         return yaml.safe_load(source)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is neither valid JSON nor valid YAML: {' '.join(str(error).split())}") from error

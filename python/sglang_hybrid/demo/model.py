@@ -89,11 +89,11 @@ def _initialise(model: Any) -> None:
         head.mul_(spoken)  # a silent token has logit 0, and some spoken one is always above it
 
 
-def _gdn(hidden: int = 128, blocks: int = 1) -> Any:
+def _gdn(hidden: int = 128, blocks: int = 1, head: int = 32) -> Any:
     """Qwen3-Next: three gated-delta-rule layers to one attention layer, with a small mixture of experts."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    heads = hidden // 32
+    heads = hidden // head
     return Qwen3NextForCausalLM(
         Qwen3NextConfig(
             **_common(hidden),
@@ -102,9 +102,9 @@ def _gdn(hidden: int = 128, blocks: int = 1) -> Any:
             full_attention_interval=4,  # what SGLang reads
             num_attention_heads=heads,
             num_key_value_heads=max(heads // 2, 1),
-            head_dim=32,
-            linear_key_head_dim=32,
-            linear_value_head_dim=32,
+            head_dim=head,
+            linear_key_head_dim=head,
+            linear_value_head_dim=head,
             linear_num_key_heads=max(heads // 2, 1),
             linear_num_value_heads=heads,
             linear_conv_kernel_dim=4,
@@ -172,6 +172,7 @@ def _common(hidden: int) -> dict[str, Any]:
 PRESETS: dict[str, Callable[[], Any]] = {
     "gdn": _gdn,
     "gdn-medium": lambda: _gdn(hidden=384, blocks=2),
+    "gdn-heads128": lambda: _gdn(hidden=1024, blocks=2, head=128),  # heads that every GPU kernel takes
     "mamba2": _mamba2,
     "attention": _attention,
 }

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from sglang_hybrid import cli
+from sglang_hybrid import __version__, cli
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import doctor
 from sglang_hybrid.engine.surface import check
@@ -26,6 +26,38 @@ def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serf"]) == 2
     assert capsys.readouterr().err.endswith("spec, doctor: serf\n")
+
+
+def helps() -> list[list[str]]:
+    named = ("simulate", "replay", "spec", "doctor")
+    return [[c, "--help"] for c in named] + [["help", c] for c in named] + [[c, "-h"] for c in named]
+
+
+@pytest.mark.parametrize("arguments", helps(), ids=" ".join)
+def test_every_command_has_a_help_with_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    command = next(word for word in arguments if word.isalpha() and word != "help")
+    assert shown.startswith(f"usage: sglang-hybrid {command}")
+    assert f"example:\n  sglang-hybrid {command} " in shown
+
+
+def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help"]) == cli.main(["--help"]) == cli.main(["-h"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("usage: sglang-hybrid COMMAND") == shown.count("example: ") == 3
+    assert cli.main(["version"]) == cli.main(["--version"]) == cli.main(["-V"]) == 0
+    assert set(capsys.readouterr().out.split()) == {__version__}
+    assert cli.main(["help", "serf"]) == 2
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_hybrid", "--version"], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
 def test_spec_shows_costs(capsys: pytest.CaptureFixture[str]) -> None:

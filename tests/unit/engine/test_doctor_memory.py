@@ -1,4 +1,4 @@
-"""`sglang-hybrid doctor --url`: the elastic memory of a running server, or why it cannot be shown."""
+"""`sglang-hybrid doctor --url`: the cache and the elastic memory of a running server, or why they cannot be shown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from sglang_hybrid import cli
 from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.engine.launch.status import ADVICE
 from sglang_hybrid.engine.pools.remote import PREFIX
 from sglang_hybrid.engine.pools.telemetry import figures
 from sglang_hybrid.memory.sizing import KV, STATE
+from sglang_hybrid.prefix.misses import REASONS
 from tests.unit.engine.arenas import opened
 
 
@@ -72,6 +74,7 @@ def test_it_shows_who_has_the_memory(capsys: pytest.CaptureFixture[str], url: st
     lines = {line[9:27].strip(): line[28:] for line in shown.splitlines()}
     assert {"budget", "KV", "states", "resident", "map", "unmap", "transfers", "high-water marks"} <= set(lines)
     assert lines["waits"].startswith("7 times")
+    assert lines["reclaimed"].startswith("0 times")
     assert "2 evictions" in lines["states"]
     assert "1 evictions" in lines["KV"]
     assert not lines["map"].startswith("0 calls")
@@ -87,7 +90,7 @@ def test_a_failed_mapping_is_a_problem_with_a_remedy(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "start it with --enable-metrics"), ("other_metric 3.0\n", "memory is static")],
+    [(None, "start it with --enable-metrics"), ("other_metric 3.0\n", "these are not the metrics of SGLang")],
 )
 def test_a_server_that_has_nothing_to_show(
     capsys: pytest.CaptureFixture[str], url: str, text: str | None, said: str
@@ -96,6 +99,39 @@ def test_a_server_that_has_nothing_to_show(
     status, shown = doctor(capsys, "--url", url)
     assert status == 2
     assert said in shown
+
+
+STATIC = """
+sglang:prompt_tokens_total{model_name="a",is_streaming="false"} 500.0
+sglang:prompt_tokens_total{model_name="a",is_streaming="true"} 80.0
+sglang:cached_tokens_total{cache_source="device",model_name="a"} 145.0
+sglang:mamba_cache_miss_tokens_total{reason="never_seen"} 1.0
+sglang:mamba_cache_miss_tokens_total{reason="state_evicted"} 3.0
+sglang:mamba_cache_miss_tokens_total{reason="disabled"} 0.0
+sglang:kv_used_tokens{tp_rank="0"} 10.0
+sglang:kv_used_tokens{tp_rank="1"} 10.0
+sglang:kv_evictable_tokens{tp_rank="0"} 60.0
+sglang:kv_available_tokens{tp_rank="0"} 2000.0
+sglang:mamba_used_tokens{tp_rank="0"} 2.0
+sglang:mamba_evictable_tokens{tp_rank="0"} 2.0
+sglang:mamba_available_tokens{tp_rank="0"} 508.0
+"""
+
+
+def test_a_server_with_static_memory(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    Pages.text = STATIC
+    status, shown = doctor(capsys, "--url", url)
+    assert status == 0
+    lines = {line[9:27].strip(): line[28:] for line in shown.splitlines()}
+    assert list(lines) == ["hit rate", "state_evicted", "never_seen", "KV", "states"]
+    assert lines["hit rate"] == "25.0 % of 580 prompt tokens came from the cache"
+    assert lines["state_evicted"].startswith("75.0 % of the missed tokens: more states: --max-mamba-cache-size")
+    assert lines["KV"] == "2,070: 10 in use by requests, 60 cached, 2,000 free, when SGLang last counted"
+    assert lines["states"] == "512: 2 in use by requests, 2 cached, 508 free, when SGLang last counted"
+
+
+def test_every_reason_has_its_advice() -> None:
+    assert set(ADVICE) == set(REASONS)
 
 
 @pytest.mark.parametrize(

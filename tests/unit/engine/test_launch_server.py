@@ -7,13 +7,15 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo.server import free_port
-from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight, slots
+from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -131,6 +133,105 @@ def test_too_little_memory_for_one_request(
     assert message in refused(capsys, "--model-path", str(folder), *given)
 
 
+@pytest.mark.parametrize("config", [QWEN3_NEXT, LLAMA])
+@pytest.mark.parametrize("budget_bytes", [1, 100_000])
+def test_the_budget_that_is_asked_for_is_enough_and_not_much_more(
+    tmp_path: Path, config: dict[str, Any], budget_bytes: int
+) -> None:
+    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))])).spec
+    assert spec is not None
+    with pytest.raises(ConfigError, match="raise --hybrid-cpu-memory-gb to ") as refusal:
+        cpu_profile.sizes(budget_bytes, spec)
+    asked = refusal.value.args[0].split("raise --hybrid-cpu-memory-gb to ")[1].split(":")[0]
+    enough = HybridConfig(cpu_memory_gb=float(asked)).cpu_memory_bytes
+    assert cpu_profile.sizes(enough, spec)[0] >= 2048
+    with pytest.raises(ConfigError):
+        cpu_profile.sizes(int(0.85 * enough), spec)
+
+
+UNKNOWN = {**QWEN3_NEXT, "architectures": ["Lfm2ForCausalLM"], "model_type": "of_next_year"}
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ((), "give --max-total-tokens and --max-mamba-cache-size: Lfm2ForCausalLM"),
+        (("--max-total-tokens", "4096"), "give --max-mamba-cache-size: Lfm2ForCausalLM"),
+        (("--max-mamba-cache-size", "64"), "give --max-total-tokens: Lfm2ForCausalLM"),
+    ],
+)
+def test_a_model_of_unknown_costs_needs_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: tuple[str, ...], missing: str
+) -> None:
+    model = ("--model-path", str(write(tmp_path, UNKNOWN)))
+    assert refused(capsys, *model, "--load-format", "dummy", *given).endswith(missing)
+
+
+def test_a_model_of_unknown_costs_starts_with_the_sizes_given(tmp_path: Path) -> None:
+    rest = ["--model-path", str(write(tmp_path, UNKNOWN))]
+    rest += ["--max-total-tokens", "4096", "--max-mamba-cache-size", "64"]
+    namespace = flags.parse_engine(rest)
+    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    assert (parsed.max_total_tokens, parsed.max_mamba_cache_size) == (4096, 64)
+
+
+def test_a_hub_name_on_a_cpu_needs_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "--model-path", "Org/Model-8B", "--device", "cpu")
+    assert "download it and give its folder, or give --max-total-tokens and --max-mamba-cache-size" in line
+
+
+def test_a_budget_beyond_the_machine(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    line = refused(capsys, "--model-path", str(folder), "--device", "cpu", "--hybrid-cpu-memory-gb", "200000")
+    assert line.endswith("lower --hybrid-cpu-memory-gb: 200000")
+    limit = tmp_path / "memory.max"
+    for text in ("max", str(10**10)):
+        limit.write_text(f"{text}\n")
+        early.check_memory(HybridConfig(cpu_memory_gb=3), limit)
+    with pytest.raises(ConfigError, match=r"\(10\.0 GB, of which"):
+        early.check_memory(HybridConfig(cpu_memory_gb=11), limit)
+
+
+@pytest.mark.parametrize(("budget_gb", "told"), [(1.0, False), (0.02, False), (3.0, True)])
+def test_a_budget_that_is_not_used_up_is_told(folder: Path, budget_gb: float, told: bool) -> None:
+    config = HybridConfig(cpu_memory_gb=budget_gb)
+    rest = ["--model-path", str(folder)]
+    namespace = flags.parse_engine(rest)
+    model = preflight.inspect_model(namespace)
+    _, parsed = arguments.complete(namespace, rest, config, model)
+    note = arguments.unused_memory(parsed, config, model)
+    assert (note is not None) is told
+    if note is not None:
+        assert "262,144 tokens and 512 states take 0.097 of the 3 GB" in note
+
+
+@pytest.mark.parametrize("ours", ["request-log", "seed-prefixes"])
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [
+        (QWEN3_NEXT, ("--hybrid-backend", "stock")),
+        (QWEN3_NEXT, ("--disable-radix-cache",)),
+        (LLAMA, ("LlamaForCausalLM",)),
+    ],
+)
+def test_what_only_our_cache_takes_is_refused_without_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: dict[str, Any], cause: tuple[str, ...], ours: str
+) -> None:
+    (tmp_path / "file").touch()
+    given = [word for word in cause if not word.endswith("LM")]
+    model = ("--model-path", str(write(tmp_path / "model", config)))
+    line = refused(capsys, *model, f"--hybrid-{ours}", str(tmp_path / "file"), *given)
+    assert " ".join(cause) in line
+    assert line.endswith(f"drop --hybrid-{ours}: {tmp_path / 'file'}")
+
+
+@pytest.mark.parametrize("text", ['{"cpu_memory_gb":1e9}', "{cpu_memory_gb: 1.0e+9}"])
+def test_numbers_of_json_and_of_yaml(text: str) -> None:
+    assert flags.split(["--hybrid-config", text])[0].cpu_memory_gb == 1e9
+
+
 @pytest.mark.parametrize("given", [("--enable-lmcache",), ("--radix-cache-backend", "flexkv")])
 def test_another_cache_needs_the_stock_backend(
     capsys: pytest.CaptureFixture[str], folder: Path, given: tuple[str, ...]
@@ -194,8 +295,9 @@ def test_defaults_fill_only_what_is_missing(folder: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("without", [("--disable-overlap-schedule",), ("--pipeline-parallel-size", "2")])
 def test_the_lazy_buffer_needs_the_overlap_schedule(
-    capsys: pytest.CaptureFixture[str], folder: Path, without: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
 ) -> None:
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     lazy = ("--model-path", str(folder), "--mamba-radix-cache-strategy", "extra_buffer_lazy")
     line = refused(capsys, *lazy, *without)
     assert "use --mamba-radix-cache-strategy extra_buffer: " in line
@@ -252,12 +354,22 @@ def test_a_policy_may_evict_the_states_of_running_prompts(
     assert not slots.unlocked()  # the user's own word
 
 
-def test_on_a_cpu_only_the_lazy_buffer_overlaps(folder: Path) -> None:
-    rest = ["--model-path", str(folder)]
-    for more, disabled in (([], True), (["--mamba-radix-cache-strategy", "extra_buffer_lazy"], False)):
-        namespace = flags.parse_engine(rest + more)
-        _, parsed = arguments.complete(namespace, rest + more, HybridConfig(), preflight.inspect_model(namespace))
-        assert parsed.disable_overlap_schedule is disabled
+@pytest.mark.parametrize(
+    ("strategy", "loop", "disabled"),
+    [("auto", "normal", True), ("auto", "overlap", False), ("extra_buffer_lazy", "normal", False)],
+)
+def test_event_loops_on_a_cpu(folder: Path, strategy: str, loop: str, disabled: bool) -> None:
+    rest = ["--model-path", str(folder), "--mamba-radix-cache-strategy", strategy]
+    namespace, config = flags.parse_engine(rest), HybridConfig(cpu_event_loop=loop)
+    _, parsed = arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
+    assert parsed.disable_overlap_schedule is disabled
+
+
+def test_no_buffer_has_no_overlap_loop(folder: Path) -> None:
+    rest = ["--model-path", str(folder), "--mamba-radix-cache-strategy", "no_buffer"]
+    namespace, config = flags.parse_engine(rest), HybridConfig(cpu_event_loop="overlap")
+    with pytest.raises(ConfigError, match="drop --hybrid-cpu-event-loop overlap or add"):
+        arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
 
 
 def test_sizes_stay_inside_the_budget(folder: Path) -> None:

@@ -18,7 +18,7 @@ from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
-from tests.unit.engine.arenas import FailingHost, opened
+from tests.unit.engine.arenas import Copies, FailingHost, opened
 
 KINDS = st.sampled_from([KV, STATE])
 RANK = st.integers(0, 1)
@@ -46,12 +46,24 @@ class Meeting:
 class Ranks(RuleBasedStateMachine):
     """Both ranks do the same; one of them settles, is asked, or fails while the other does not."""
 
+    late = False  # whether freed ids reach the host of each rank some time later
+
     def __init__(self) -> None:
         super().__init__()
         meeting = Meeting()
         self.threads = ThreadPoolExecutor(2)
         self.times = [LogicalClock(), LogicalClock()]
-        both = [opened(FailingHost, time.now, total_bytes=1 << 20, ranks=meeting) for time in self.times]
+        self.copies = [Copies(), Copies()]
+        both = [
+            opened(
+                FailingHost,
+                time.now,
+                total_bytes=1 << 20,
+                ranks=meeting,
+                begin_copy=copies if self.late else None,
+            )
+            for time, copies in zip(self.times, self.copies, strict=True)
+        ]
         self.arenas = [arena for arena, _ in both]
         self.drivers = [driver for _, driver in both]
         self.taken: dict[str, list[list[torch.Tensor]]] = {KV: [], STATE: []}
@@ -105,6 +117,14 @@ class Ranks(RuleBasedStateMachine):
         supply = self.arenas[rank].supplies[name]
         assert supply.available >= supply.at_hand - len(supply.held) >= 0
 
+    @rule(rank=RANK, count=st.integers(1, 4))
+    def arrive(self, rank: int, count: int) -> None:
+        self.copies[rank].arrive(count)
+
+    @rule()
+    def begin_pass(self) -> None:
+        self.both(lambda _, arena: arena.used())
+
     @rule(rank=RANK)
     def start_prefault(self, rank: int) -> None:
         self.arenas[rank].pooled.prefault(8)
@@ -126,6 +146,14 @@ class Ranks(RuleBasedStateMachine):
             driver.close()
 
 
+class LateRanks(Ranks):
+    """The same on devices, whose copies end at other times on each rank."""
+
+    late = True
+
+
+TestLateRanks = LateRanks.TestCase
+TestLateRanks.settings = settings(max_examples=40, stateful_step_count=30)
 TestRanks = Ranks.TestCase
 TestRanks.settings = settings(max_examples=40, stateful_step_count=30)
 
@@ -167,4 +195,18 @@ def test_a_rank_that_gave_memory_back_draws_the_same_columns() -> None:
     assert [bytes(arena.supplies[KV].pool.columns.state).count(1) for arena in ranks.arenas] == [1, 2], "warm columns"
     pages = ranks.both(lambda _, arena: arena.supplies[KV].take(size // 2))
     assert torch.equal(*pages)
+    ranks.teardown()
+
+
+def test_a_rank_counts_a_copy_two_passes_later_whenever_it_ended() -> None:
+    ranks = LateRanks()
+    pages = ranks.both(lambda _, arena: arena.supplies[KV].take(arena.supplies[KV].available))
+    ranks.both(lambda rank, arena: arena.supplies[KV].give(pages[rank]))
+    ranks.copies[0].arrive(1)
+    available = [ranks.both(lambda _, arena: arena.supplies[KV].available)]
+    for _ in range(2):
+        ranks.begin_pass()
+        available.append(ranks.both(lambda _, arena: arena.supplies[KV].available))
+    assert available == [[0, 0], [0, 0], [len(pages[0])] * 2]
+    assert [copies.waited for copies in ranks.copies] == [0, 1]
     ranks.teardown()

@@ -40,8 +40,10 @@ def enter() -> int:
     """
     from sglang.srt.plugins import load_plugins
 
+    from sglang_hybrid.engine.launch import stop
     from sglang_hybrid.engine.surface import registration
 
+    stop.repeat_missed()
     load_plugins()
     proved = registration.verify()
     logger.info("sglang-hybrid is active in HTTP worker %d: %d hooks", os.getpid(), proved)

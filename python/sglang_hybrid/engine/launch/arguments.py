@@ -37,6 +37,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
+        _check_sized(namespace, config, model)
         extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32")
     final = list(rest)
     for name, value in extra.items():
@@ -52,6 +53,39 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     refusals.check(parsed, rest, config, model, on_cpu)
     checks.check(parsed, model, on_cpu)
     return final, parsed
+
+
+def unused_memory(namespace: Any, config: HybridConfig, model: Model) -> str | None:
+    """What to say if the user gave a memory budget that SGLang's final settings in `namespace` use a part of."""
+    asked = config.cpu_memory_gb != HybridConfig().cpu_memory_gb
+    if namespace.device != "cpu" or not asked or model.spec is None or config.memory == "elastic":
+        return None
+    spec = model.spec.with_dtypes(kv_dtype=namespace.dtype, conv_dtype=namespace.dtype)
+    tokens, states = namespace.max_total_tokens, namespace.max_mamba_cache_size or 0
+    used = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes
+    if used > 0.9 * config.cpu_memory_bytes:
+        return None
+    return (
+        f"{tokens:,} tokens and {states:,} states take {used / 1e9:.2g} of the {config.cpu_memory_gb:g} GB of "
+        "--hybrid-cpu-memory-gb; for more, give --max-total-tokens and --max-mamba-cache-size"
+    )
+
+
+def _check_sized(namespace: Any, config: HybridConfig, model: Model) -> None:
+    """Raise ConfigError where the pools would be SGLang's to size, by all of the machine's memory."""
+    if model.spec is not None or config.memory == "elastic":
+        return
+    sizes = {
+        "--max-total-tokens": namespace.max_total_tokens,
+        "--max-mamba-cache-size": namespace.max_mamba_cache_size,
+    }
+    if None in sizes.values():
+        what = model.config["architectures"][0] if model.config else model.path
+        raise ConfigError(
+            f"the costs of this model are not known before it is loaded, so --hybrid-cpu-memory-gb cannot size its "
+            f"pools; {'' if model.config else 'download it and give its folder, or '}"
+            f"give {' and '.join(flag for flag, size in sizes.items() if size is None)}: {what}"
+        )
 
 
 def _check_lazy(namespace: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -15,7 +16,7 @@ _MOST_TOKENS = 1 << 18
 """Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
 
 _MOST_STATES = 512
-_LEAST_TOKENS_PER_STATE = 64
+_LEAST_TOKENS = 2048
 
 
 def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: str) -> dict[str, Any]:
@@ -28,7 +29,13 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
         "attention_backend": "torch_native",
         "sleep_on_idle": True,  # an idle scheduler would otherwise keep a core busy
     }
-    if namespace.mamba_radix_cache_strategy != "extra_buffer_lazy":  # which SGLang has with the overlap schedule only
+    overlap = config.cpu_event_loop == "overlap"
+    if overlap and namespace.mamba_radix_cache_strategy == "no_buffer":
+        raise ConfigError(
+            "SGLang runs no_buffer in its normal event loop only; drop --hybrid-cpu-event-loop overlap or add "
+            f"--mamba-radix-cache-strategy extra_buffer: {namespace.mamba_radix_cache_strategy}"
+        )
+    if not overlap and namespace.mamba_radix_cache_strategy != "extra_buffer_lazy":  # SGLang has it with overlap only
         chosen["disable_overlap_schedule"] = True  # there is no stream to overlap with
     if namespace.max_running_requests is None:
         chosen["max_running_requests"] = 16
@@ -46,40 +53,44 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
         chosen["mamba_radix_cache_strategy"] = "extra_buffer"  # no_buffer never serves an exact repeat
     if config.memory == "elastic":
         return chosen  # sizes follow from the budget where the pools are built
-    tokens, states = sizes(config.cpu_memory_bytes, spec)
+    tokens, states = sizes(config.cpu_memory_bytes, spec, overlap)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens
     if hybrid and namespace.max_mamba_cache_size is None:
         chosen["max_mamba_cache_size"] = states
         if namespace.max_running_requests is None:
-            chosen["max_running_requests"] = max(1, min(16, states // _least_states()))
+            chosen["max_running_requests"] = max(1, min(16, states // _least_states(overlap)))
     return chosen
 
 
-def sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
-    """Tokens and states for a byte budget: states get half of it, at most; the rest is KV."""
-    states = 0
-    if spec.is_recurrent:
-        states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes)
-        if states < (least := _least_states()):
-            need_gb = 2 * least * spec.checkpoint_bytes / 1e9
-            raise ConfigError(
-                f"one request takes {least} states of {spec.checkpoint_bytes:,} bytes; raise "
-                f"--hybrid-cpu-memory-gb to {need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
-            )
+def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False) -> tuple[int, int]:
+    """Tokens and states for a byte budget: states get half of it, at most; the rest is KV.
+
+    With the `overlap` event loop a request takes one state more.
+    """
+    least = _least_states(overlap) if spec.is_recurrent else 0
+    states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes) if least else 0
     left_bytes = budget_bytes - states * spec.checkpoint_bytes
     tokens = min(_MOST_TOKENS, left_bytes // spec.kv_bytes_per_token if spec.kv_bytes_per_token else _MOST_TOKENS)
-    if tokens < 2048:
-        need_gb = (budget_bytes - left_bytes + 2048 * spec.kv_bytes_per_token) / 1e9
+    if states < least or tokens < _LEAST_TOKENS:
+        halves_bytes = least * spec.checkpoint_bytes, _LEAST_TOKENS * spec.kv_bytes_per_token
+        need_bytes = 2 * max(halves_bytes) if least else halves_bytes[1]
         raise ConfigError(
-            f"2,048 tokens of KV take {2048 * spec.kv_bytes_per_token:,} bytes; raise --hybrid-cpu-memory-gb to "
-            f"{need_gb:.2f} or more: {budget_bytes / 1e9:.2f}"
+            f"{_LEAST_TOKENS:,} tokens of KV and the {least} states of one request are the least, of "
+            f"{spec.kv_bytes_per_token:,} and {spec.checkpoint_bytes:,} bytes each; raise --hybrid-cpu-memory-gb to "
+            f"{_rounded_up_gb(need_bytes)}: {budget_bytes / 1e9:g}"
         )
     return int(tokens), int(states)
 
 
-def _least_states() -> int:
-    return slots.per_request("extra_buffer", overlap=False)
+def _rounded_up_gb(count: int) -> str:
+    """`count` bytes in GB, with two digits that count."""
+    unit = 10 ** max(0, len(str(count)) - 2)
+    return f"{Decimal(-(-count // unit) * unit) / 10**9:f}"
+
+
+def _least_states(overlap: bool) -> int:
+    return slots.per_request("extra_buffer", overlap)
 
 
 def environment(config: HybridConfig) -> dict[str, str]:
@@ -89,6 +100,7 @@ def environment(config: HybridConfig) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",  # SGLang waits a minute for it
         # Seconds after which uvicorn starts a silent HTTP worker over: SGLang's ten are less than its imports can take.
         "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120",
     }

@@ -10,18 +10,11 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import cpu
+from sglang_hybrid.engine.launch import packages
+from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 
-_PACKAGES = (
-    "torch",
-    "triton",
-    "transformers",
-    "flash-linear-attention",
-    "flashinfer-python",
-    "sglang-kernel",
-    "openai",
-)
+_OPTIONAL = ("triton", "torchvision", "flash-linear-attention", "flashinfer-python", "sglang-kernel")
 _LEAST_SHARED_MEMORY_BYTES = 64 << 20
 
 
@@ -39,16 +32,28 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at interpreter, device, SGLang, its doors, the entry points and the machine's memory."""
+    """Look at interpreter, packages, device, SGLang, its doors, the entry points and the machine's memory."""
+    broken = packages.attempt_all()
     findings = [
         Finding("sglang-hybrid", __version__),
         Finding("python", f"{machine.python_version()} on {machine.system()} {machine.machine()}"),
         Finding("prefix cache", FORM),
-        _device(),
     ]
-    findings += [Finding(name, version) for name in _PACKAGES if (version := _version(name))]
-    findings += [_engine(), _entry_points(), _cpu_stand_ins(), _memory(), _shared_memory()]
-    return findings
+    for module, distribution in packages.NEEDED.items():
+        if problem := broken.get(module):
+            findings.append(Finding(distribution, problem.error, problem.remedy))
+        else:
+            findings.append(Finding(distribution, _version(distribution) or "found, of an unknown version"))
+    findings += [Finding(name, version) for name in _OPTIONAL if (version := _version(name))]
+    if "torch" not in broken:
+        findings.append(_device())
+    findings.append(_engine(next(iter(broken), None)))
+    findings.append(_entry_points())
+    if "torch" not in broken:
+        findings.append(_cpu_stand_ins())
+    if "psutil" not in broken:
+        findings.append(_memory())
+    return [*findings, _shared_memory()]
 
 
 def _version(name: str) -> str | None:
@@ -59,15 +64,15 @@ def _version(name: str) -> str | None:
 
 
 def _device() -> Finding:
-    try:
-        import torch
-    except ImportError:
-        return Finding("device", "unknown", "PyTorch is not installed; run scripts/setup")
+    import torch
+
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         return Finding("device", f"{torch.cuda.device_count()} x {name}, CUDA {torch.version.cuda}")
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     if os.environ["SGLANG_USE_CPU_ENGINE"] == "1":
+        from sglang_hybrid.engine import cpu
+
         cpu.install()
     problem = None
     if shutil.which("nvidia-smi"):
@@ -75,13 +80,23 @@ def _device() -> Finding:
     return Finding("device", f"CPU, {os.cpu_count()} cores", problem)
 
 
-def _engine() -> Finding:
+def _engine(broken: str | None) -> Finding:
+    """SGLang, unless a module it builds on is `broken`: its own errors would name the wrong cause."""
     from sglang_hybrid.engine import compat
+    from sglang_hybrid.engine.surface import check
 
+    version = _version("sglang")
+    if version is None:
+        return Finding("sglang", "missing", packages.remedy("sglang"))
     try:
+        compat.check_version(version)
+        if broken:
+            return Finding("sglang", f"{version}, not tried", f"mend {broken} first, then run doctor again")
+        if found := packages.attempt_engine([full_name(target) for target in check.required(version)]):
+            return Finding("sglang", f"{version}, the import of {found.module} fails: {found.error}", found.remedy)
         return Finding("sglang", f"{compat.check_engine()}, all that is used of it is there")
     except ConfigError as error:
-        return Finding("sglang", _version("sglang") or "missing", str(error))
+        return Finding("sglang", version, str(error))
 
 
 def _entry_points() -> Finding:
@@ -89,7 +104,11 @@ def _entry_points() -> Finding:
     found = [group for group in groups if "sglang_hybrid" in importlib.metadata.entry_points(group=group).names]
     allowed = os.environ.get("SGLANG_PLUGINS")
     if len(found) < len(groups):
-        return Finding("entry points", ", ".join(found) or "none", "reinstall this package: pip install -e .")
+        return Finding(
+            "entry points",
+            ", ".join(found) or "none",
+            "install this package again: pip install -e .",
+        )
     if allowed and "sglang_hybrid" not in allowed.split(","):
         return Finding("entry points", ", ".join(found), f"SGLANG_PLUGINS must name sglang_hybrid: {allowed}")
     return Finding("entry points", ", ".join(found))

@@ -12,7 +12,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix import policies
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser whose complaints are ConfigErrors: SGLang's usage text is several screens long."""
 
     def error(self, message: str) -> NoReturn:
@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
 def hybrid_parser() -> argparse.ArgumentParser:
     """`--hybrid-config` and one flag per field of HybridConfig; a flag that is not given is absent from the result."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     group = parser.add_argument_group("sglang-hybrid")
     group.add_argument(
         "--hybrid-config", metavar="FILE_OR_JSON", help="JSON or YAML file, or inline JSON; flags override it"
@@ -69,7 +69,7 @@ def engine_parser() -> argparse.ArgumentParser:
     """SGLang's own parser, with errors as ConfigError."""
     from sglang.srt.server_args import ServerArgs
 
-    parser = _Parser(prog="python -m sglang_hybrid.launch_server", conflict_handler="resolve")
+    parser = Parser(prog="python -m sglang_hybrid.launch_server", conflict_handler="resolve")
     ServerArgs.add_cli_args(parser)
     return parser
 

@@ -14,11 +14,12 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.prefix.request_log import check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_MODELS = "sglang.srt.models"
 _LEAST_TOKENS = 128
 """A prompt, its answer and SGLang's own head room; below this not even the warm-up request fits."""
 
@@ -38,14 +39,15 @@ def inspect_model(namespace: Any) -> Model:
     path = namespace.model_path
     folder = Path(path).expanduser()
     if not folder.exists():
+        files.refuse_typo(path)
         if _HUB_NAME.fullmatch(path) and not path.startswith("."):
             return Model(path)
         raise ConfigError(f"no such model folder; give a folder with config.json or a hub name ORG/MODEL: {path}")
     if not folder.is_dir():
         return Model(path)  # a single file, for example GGUF: SGLang's loader knows
     config = _read_config(folder)
-    if namespace.load_format != "dummy" and not any(f.suffix in _WEIGHT_SUFFIXES for f in folder.iterdir()):
-        raise ConfigError(f"the model folder holds no weights; complete it or pass --load-format dummy: {path}")
+    if namespace.load_format != "dummy":
+        files.check_weights(folder)
     _check_architecture(config)
     try:
         spec = from_config(config)
@@ -75,10 +77,13 @@ def _check_architecture(config: dict[str, Any]) -> None:
     name = config["architectures"][0]
     if "auto_map" in config:
         return  # code that travels with the model
-    spec = find_spec("sglang.srt.models")
-    roots = list(spec.submodule_search_locations or ()) if spec else []
+    package, *below = _MODELS.split(".")
+    spec = find_spec(package)  # the full name would import the packages it lies in
+    if spec is None:
+        return  # a missing SGLang is said later, with its remedy
+    roots = spec.submodule_search_locations or ()
     served: set[str] = set()
-    for file in (file for root in roots for file in Path(root).rglob("*.py")):
+    for file in (file for root in roots for file in Path(root, *below).rglob("*.py")):
         served.update(re.findall(r"^class (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
     if name in served:
         return
@@ -88,7 +93,9 @@ def _check_architecture(config: dict[str, Any]) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ConfigError if another program listens on the port."""
+    """Raise ConfigError if there is no such port or another program listens on it."""
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port must be from 1 to 65535: {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
@@ -102,6 +109,10 @@ def check_port(host: str, port: int) -> None:
 
 def check_files(config: HybridConfig, namespace: Any) -> None:
     """Raise ConfigError for a request log that cannot be written or hot prefixes that cannot be read."""
+    if config.backend == "stock":
+        _check_unused(config, "--hybrid-backend stock")
+    if namespace.disable_radix_cache:
+        _check_unused(config, "--disable-radix-cache")
     read_prefixes(config.seed_prefixes)
     if config.request_log:
         schedulers = int(namespace.dp_size or 1) * int(namespace.pp_size or 1)
@@ -111,6 +122,18 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
                 f"--pp-size, which make: {schedulers}"
             )
         check_writable(Path(config.request_log).expanduser())
+
+
+def check_model_is_ours(config: HybridConfig, model: Model) -> None:
+    """Raise ConfigError for settings of our cache with a model that SGLang's own cache serves."""
+    if model.config is not None and (model.spec is None or not model.spec.is_recurrent):
+        _check_unused(config, f"a model without known recurrent states, {model.config['architectures'][0]}")
+
+
+def _check_unused(config: HybridConfig, cause: str) -> None:
+    for value, flag in ((config.request_log, "--hybrid-request-log"), (config.seed_prefixes, "--hybrid-seed-prefixes")):
+        if value:
+            raise ConfigError(f"only our cache takes {flag}, and it is not active with {cause}; drop {flag}: {value}")
 
 
 def check_sizes(namespace: Any, spec: ModelSpec | None, slots_per_request: int) -> None:

@@ -1,0 +1,76 @@
+"""What any running server says of its cache: hit rate, why tokens missed and what to do about it, pools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sglang_hybrid.engine.launch.doctor import Finding
+
+ADVICE = {
+    "never_seen": "new text; what changes, such as a date or a name, belongs behind what is shared",
+    "in_flight": "asked for while another request computed it; send one request of a batch first",
+    "kv_evicted": "more KV: --max-total-tokens, --mem-fraction-static (GPU), --hybrid-cpu-memory-gb (CPU)",
+    "state_evicted": "more states: --max-mamba-cache-size, --mamba-full-memory-ratio, --hybrid-cpu-memory-gb (CPU)",
+    "refused": "states ran out while it was computed: fewer --max-running-requests, or --max-mamba-cache-size",
+    "branch_pending": "the next such request finds it; the first does too if --hybrid-seed-prefixes names the prefix",
+    "below_granularity": "ends of prompts, shorter than the checkpoint grid; nothing to do",
+    "disabled": "the request asks for logprobs of its prompt; leave out logprob_start_len",
+}
+"""By reason of `prefix.misses.REASONS`."""
+
+_SERIES = re.compile(r"^sglang:(\w+)(?:\{(.*)\})? ([-+.\w]+)$", re.MULTILINE)
+_REASON = re.compile(r'reason="(\w+)"')
+
+
+def describe(page: str) -> list[Finding]:
+    """One finding per line, out of a page of metrics; [] if none of them is SGLang's."""
+    series = [(name, labels, float(value)) for name, labels, value in _SERIES.findall(page)]
+    if not series:
+        return []
+    prompt, cached = _total(series, "prompt_tokens_total"), _total(series, "cached_tokens_total") or 0.0
+    rate = (
+        f"{100 * cached / prompt:.1f} % of {prompt:,.0f} prompt tokens came from the cache" if prompt else "no request"
+    )
+    return [Finding("hit rate", rate), *_misses(series), *_pool(series, "KV", "kv"), *_pool(series, "states", "mamba")]
+
+
+_Series = Iterable[tuple[str, str, float]]
+
+
+def _total(series: _Series, name: str) -> float | None:
+    """The sum over all processes and labels; None if there is no such series."""
+    values = [value for known, _, value in series if known == name]
+    return sum(values) if values else None
+
+
+def _misses(series: _Series) -> list[Finding]:
+    found: dict[str, float] = {}
+    for name, labels, value in series:
+        reason = _REASON.search(labels)
+        if name == "mamba_cache_miss_tokens_total" and reason:
+            found[reason[1]] = found.get(reason[1], 0.0) + value
+    total = sum(found.values())
+    return [
+        Finding(reason, f"{100 * count / total:.1f} % of the missed tokens: {ADVICE.get(reason, 'see the documents')}")
+        for reason, count in sorted(found.items(), key=lambda item: -item[1])
+        if count
+    ]
+
+
+def _pool(series: _Series, subject: str, prefix: str) -> list[Finding]:
+    """Ranks hold the same: the figures of one, the largest."""
+    sizes: dict[str, float] = {}
+    for name, _, value in series:
+        kind = name.removeprefix(prefix + "_").removesuffix("_tokens")
+        if name == f"{prefix}_{kind}_tokens" and kind in ("used", "evictable", "available"):
+            sizes[kind] = max(value, sizes.get(kind, 0.0))
+    if len(sizes) < 3 or not sum(sizes.values()):
+        return []
+    return [
+        Finding(
+            subject,
+            f"{sum(sizes.values()):,.0f}: {sizes['used']:,.0f} in use by requests, {sizes['evictable']:,.0f} cached, "
+            f"{sizes['available']:,.0f} free, when SGLang last counted",
+        )
+    ]

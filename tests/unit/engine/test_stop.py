@@ -1,0 +1,88 @@
+"""Which process of a server a signal ends, and what is said of one that died."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from sglang_hybrid.engine import backend
+from sglang_hybrid.engine.launch import stop
+from tests.engine.support import eventually
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ([None, -9], "killed detokenizer, most often for memory: lower"),
+        ([-9, -9], "killed scheduler_0, detokenizer, most often for memory"),
+        ([1, None], "Its own message stands above."),
+        ([None, None], "Its own message stands above."),  # it reports its exception before it ends
+        ([-15, None], "Its own message stands above."),
+        (None, "Its own message stands above."),  # an HTTP worker watches nobody
+    ],
+)
+def test_only_a_kill_is_taken_for_lack_of_memory(
+    caplog: pytest.LogCaptureFixture, statuses: list[int | None] | None, said: str
+) -> None:
+    watchdog = None
+    if statuses is not None:
+        processes = [SimpleNamespace(exitcode=status) for status in statuses]
+        watchdog = SimpleNamespace(_names=["scheduler_0", "detokenizer"], _processes=processes)
+    with caplog.at_level(logging.ERROR):
+        backend.explain_dead_child(SimpleNamespace(tokenizer_manager=SimpleNamespace(_subprocess_watchdog=watchdog)))
+    assert said in caplog.text
+    assert ("memory" in caplog.text) == ("memory" in said)
+
+
+def test_a_child_outlives_signals_to_the_group_and_can_repeat_them() -> None:
+    """The worker's own handler, which comes later, sees what came before it; once."""
+    script = """
+import os, signal
+from sglang_hybrid.engine.launch import stop
+from tests.engine.support import eventually
+stop.leave_to_parent()
+os.kill(os.getpid(), signal.SIGINT)
+os.kill(os.getpid(), signal.SIGTERM)
+seen = []
+signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+stop.repeat_missed()
+stop.repeat_missed()
+print(sorted(seen))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[2, 15]"
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_ctrl_c_takes_the_children_along() -> None:
+    script = """
+import os, signal, subprocess
+from sglang_hybrid.engine.launch import stop
+from tests.engine.support import eventually
+with stop.quiet_interrupt():
+    print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (stop.INTERRUPTED, "")
+    assert eventually(lambda: gone(int(done.stdout)))  # a killed process takes a moment to end
+
+
+def test_the_handler_of_before_is_restored() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stop.quiet_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
