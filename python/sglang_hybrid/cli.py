@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sglang_hybrid.core.spec import ModelSpec
 
 _USAGE = f"""sglang-hybrid {__version__}
 usage: sglang-hybrid COMMAND ...
@@ -15,9 +21,13 @@ usage: sglang-hybrid COMMAND ...
   replay LOG ...     take the decisions of a server's request log again and compare them; exit status 1 if one differs
   replay --simulate LOG ...
                      simulate its requests: the same server, or another --policy, --states, --kv-tokens
-  spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json)
+  spec MODEL ...     what a model costs: bytes per token, bytes per checkpoint, FLOPs (preset, folder or config.json);
+                     --memory-gb N: how many states and tokens fit
   doctor             this environment and what is wrong with it; exit status 1 if something is
-  doctor --url URL   the elastic memory of a running server: granules by kind, calls and their times, high-water marks
+  doctor --url URL   a running server: hit rate, miss reasons with what to do about each, pools, elastic memory
+  help [COMMAND]     this text, or the flags of a command (COMMAND --help); version: the version
+
+example: sglang-hybrid simulate server.log --model Qwen/Qwen3.5-35B-A3B
 """
 
 
@@ -25,10 +35,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; exit status 2 for bad input."""
     arguments = sys.argv[1:] if argv is None else argv
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if command in ("-h", "--help"):
-        print(_USAGE)  # noqa: T201
-        return 0
-    if command == "--version":
+    if command in ("help", "-h", "--help"):
+        if rest and rest[0] in COMMANDS:
+            return main([rest[0], "--help"])
+        if not rest:
+            print(_USAGE)  # noqa: T201
+            return 0
+        command = rest[0]
+    if command in ("version", "-V", "--version"):
         print(__version__)  # noqa: T201
         return 0
     if command not in COMMANDS:
@@ -60,27 +74,50 @@ def _replay(arguments: list[str]) -> int:
 
 
 def _spec(arguments: list[str]) -> int:
-    from sglang_hybrid.core import spec
+    from sglang_hybrid.core import spec_cli
 
-    if not arguments:
-        raise ConfigError(f"name at least one model: a folder, a config.json or one of {', '.join(spec.PRESETS)}")
-    for model in arguments:
-        known = spec.preset(model) if model in spec.PRESETS else spec.from_config(model)
-        for key, value in spec.describe(known):
-            print(f"{key:<24} {value}")  # noqa: T201
-    return 0
+    return spec_cli.main(arguments, _cpu_sizes)
+
+
+def _cpu_sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
+    """Tokens and states as the launcher chooses them, in the environment that it makes; raises ConfigError."""
+    try:
+        from sglang_hybrid.core.config import HybridConfig
+        from sglang_hybrid.engine.launch import cpu_profile, slots
+        from sglang_hybrid.plugin import activate_platform
+
+        config = HybridConfig()
+        for name, value in {**cpu_profile.environment(config), **slots.environment(config)}.items():
+            os.environ.setdefault(name, value)
+        activate_platform()
+        return cpu_profile.sizes(budget_bytes, spec)
+    except ImportError as error:
+        raise ConfigError(f"install what a server needs, or leave out --cpu: {error}") from error
 
 
 def _doctor(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        _doctor_parser().parse_args(["--help"])
+    if arguments and (arguments[0] != "--url" or len(arguments) != 2):
+        raise ConfigError(f"doctor takes --url URL or nothing: {' '.join(arguments)}")
     from sglang_hybrid.engine.launch import doctor
     from sglang_hybrid.engine.pools import remote
 
-    if arguments and (arguments[0] != "--url" or len(arguments) != 2):
-        raise ConfigError(f"doctor takes --url URL or nothing: {' '.join(arguments)}")
     findings = remote.examine(arguments[1]) if arguments else doctor.examine()
     for finding in findings:
         print(finding)  # noqa: T201
     return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _doctor_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sglang-hybrid doctor",
+        description="This environment and what is wrong with it, or a running server; exit status 1 for a problem.",
+        epilog="example:\n  sglang-hybrid doctor --url http://127.0.0.1:30000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", help="what the server at this address says of its cache and its memory")
+    return parser
 
 
 COMMANDS = {"serve": _serve, "simulate": _simulate, "replay": _replay, "spec": _spec, "doctor": _doctor}

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import PRESETS, ModelSpec, from_config, preset
+from sglang_hybrid.core.models import find_model
+from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.sim import grid, plots, workloads
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.latency import HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.outputs import check_output
 from sglang_hybrid.sim.readers import FORMATS
+from sglang_hybrid.sim.readers.files import STDIN, spooled
 from sglang_hybrid.sim.report import Report
+from sglang_hybrid.sim.trace import Trace
+
+DEFAULT_MODEL = "qwen3.5-35b-a3b"
+
+_MODELS = f"preset, hub name, folder or config.json; may be repeated (default: the log's, or {DEFAULT_MODEL})"
+_EPILOG = f"""example:
+  sglang-hybrid simulate server.log --model Qwen/Qwen3.5-35B-A3B --capacity-gb 2,8,32
+
+policies: {", ".join(POLICIES)}
+workloads: {", ".join(workloads.WORKLOADS)}
+formats of traces: docs/traces.md. 1 GB = 1e9 bytes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,31 +50,64 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    sources = [grid.Source(text, args.format, args.seed) for text in args.trace]
+    with ExitStack() as stack:
+        return _answer(args, [_source(text, args, stack) for text in args.trace])
+
+
+def _source(text: str, args: argparse.Namespace, stack: ExitStack) -> grid.Source:
+    if text == STDIN:
+        text = str(stack.enter_context(spooled()))
+    return grid.Source(text, args.format, args.seed, args.skip_bad, args.tokenizer)
+
+
+def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     if args.workload:
         sources += [grid.Source(workloads.PREFIX + name, None, args.seed) for name in _split(args.workload)]
     if not sources:
         raise ConfigError(f"name a trace file or a workload, one of {', '.join(workloads.WORKLOADS)}: nothing given")
-    models = [_model(name, args.context_tokens) for name in args.model or ["marconi-7b"]]
     policies = _split(args.policy)
+    if not policies:
+        raise ConfigError(f"name at least one policy of {', '.join(POLICIES)}: {args.policy!r}")
     if not args.no_ceilings:
         policies += [name for name in grid.CEILINGS if name not in policies]
     capacities = [_number(text, "a capacity in GB") for text in _split(args.capacity_gb)]
     cost = _cost(args)
+    if args.json:
+        check_output(args.json)  # before the work, not after
     if args.plot:
-        plots.load_pyplot()  # before the work, not after
-    for source in sources:
-        source.load()  # a bad trace is reported before any process starts
+        plots.check_plot(args.plot)
+    named = [_model(name, args.context_tokens) for name in args.model or []]
+    traces = [source.load() for source in sources]  # a bad trace is reported before any process starts
+    models, whose = (named, "--model") if named else _served(traces, args.context_tokens)
     cells = grid.cells(sources, models, policies, capacities, cost)
     for policy in set(policies) - set(grid.CEILINGS):
         open_cache(policy, cells[0].capacity_bytes, models[0])  # so is a policy that does not exist
+    notes = [f"{trace.name}: {note}" for trace in traces for note in trace.notes]
+    for line in [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]:
+        print(line)  # noqa: T201
     report = Report(tuple(_run(cells, args.jobs)))
     report.print(Console())
     if args.json:
-        report.write_json(args.json, _about(args, models, cost))
+        report.write_json(args.json, {**_about(args, models, cost), "notes": notes})
     if args.plot:
         plots.plot_hit_rates(report, args.plot)
     return 0
+
+
+def _served(traces: list[Trace], context_tokens: int | None) -> tuple[list[ModelSpec], str]:
+    """The model that served all traces if they say so, else the default; and where it comes from."""
+    found = {trace.model for trace in traces}
+    served = found.pop() if len(found) == 1 else None
+    if served is None:
+        return [_model(DEFAULT_MODEL, context_tokens)], "the default; --model names yours"
+    return [_sized(served, context_tokens)], "of the request log"
+
+
+def _costs(model: ModelSpec, whose: str) -> str:
+    return (
+        f"model: {model.name} ({whose}): {model.kv_bytes_per_token:,} bytes of KV a token, "
+        f"{model.checkpoint_bytes:,} bytes a state"
+    )
 
 
 def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
@@ -81,7 +129,10 @@ def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
 
 
 def _model(name: str, context_tokens: int | None) -> ModelSpec:
-    spec = preset(name) if name in PRESETS else from_config(name)
+    return _sized(find_model(name), context_tokens)
+
+
+def _sized(spec: ModelSpec, context_tokens: int | None) -> ModelSpec:
     return spec if context_tokens is None else replace(spec, context_tokens=context_tokens)
 
 
@@ -125,16 +176,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-hybrid simulate",
         description="Replay traces through prefix-cache policies and say which policy is best at which capacity.",
-        epilog=f"policies: {', '.join(POLICIES)}. workloads: {', '.join(workloads.WORKLOADS)}. 1 GB = 1e9 bytes.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("trace", nargs="*", metavar="TRACE", help="trace file, or workload:NAME?seed=1&sps=0.5")
-    add("--format", choices=tuple(FORMATS), help="format of the trace files (default: detected)")
+    add("trace", nargs="*", metavar="TRACE", help="trace file, folder of them, - or workload:NAME?seed=1&sps=0.5")
+    add("--format", choices=FORMATS, help="format of the trace files (default: detected)")
+    add("--skip-bad", action="store_true", help="count rows that cannot be used instead of refusing the trace")
+    add("--tokenizer", type=Path, metavar="FOLDER", help="tokenizer.json of a model: real tokens for traces of text")
     add("--workload", metavar="NAMES", help="generated workloads, comma-separated")
     add("--seed", type=int, default=0, help="seed of generated workloads (default: 0)")
     add("--policy", default="lru,marconi,forecast", help="policies, comma-separated (default: %(default)s)")
-    add("--capacity-gb", default="1,2,5", help="capacities in GB, comma-separated (default: %(default)s)")
-    add("--model", action="append", metavar="PRESET_OR_CONFIG", help="may be repeated (default: marconi-7b)")
+    add("--capacity-gb", default="2,8,32", help="capacities in GB, comma-separated (default: %(default)s)")
+    add("--model", action="append", metavar="MODEL", help=_MODELS)
     add("--context-tokens", type=int, metavar="N", help="longest sequence the server takes (default: the model's)")
     add("--json", type=Path, metavar="OUT", help="write all columns as JSON")
     add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")

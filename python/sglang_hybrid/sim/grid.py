@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -18,26 +19,29 @@ from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import Outcome, hit_columns, measure
 from sglang_hybrid.sim.readers import read_trace
-from sglang_hybrid.sim.replay import check_capacity, replay
+from sglang_hybrid.sim.replay import Replay, check_capacity, replay
 from sglang_hybrid.sim.reuse import ReuseIndex
 from sglang_hybrid.sim.trace import Trace
 
 CEILINGS = ("clairvoyant", "bound", "unbounded")
+_MOST_STATES = 40  # of one request: its declared boundaries, branch points and ends
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a trace comes from: a path, or `workload:NAME?seed=1`; `format` forces a reader."""
+    """Where a trace comes from: a path, or `workload:NAME?seed=1`; `format`, `skip_bad`, `tokenizer`: `read_trace`."""
 
     text: str
     format: str | None = None
     seed: int = 0
+    skip_bad: bool = False
+    tokenizer: Path | None = None
 
     def load(self) -> Trace:
         """The trace; raises TraceError."""
         if self.text.startswith(workloads.PREFIX):
             return workloads.parse(self.text, self.seed)
-        return read_trace(self.text, self.format)
+        return read_trace(self.text, self.format, skip_bad=self.skip_bad, tokenizer=self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,22 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
+        fields |= _held(cell, result, cache.tree.states, cache.tree.kv_tokens)
     return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
+
+
+def _held(cell: Cell, result: Replay, states: int, kv_tokens: int) -> dict[str, Any]:
+    """Columns of what the cache evicted, and of `states` and `kv_tokens`, which it held at the end."""
+    model = cell.model
+    longest = max(len(r.tokens) for r in result.trace.requests)
+    whole = model.bytes_for(longest, _MOST_STATES) <= cell.capacity_bytes  # else parts are left out, not evicted
+    return {
+        "evictions": result.evictions,
+        "all_fits": result.evictions == 0 and whole,
+        "states": states,
+        "states_gb": round(states * model.checkpoint_bytes / 1e9, 4),
+        "kv_gb": round(kv_tokens * model.kv_bytes_per_token / 1e9, 4),
+    }
 
 
 def _ceiling(cell: Cell, trace: Trace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.sim.grid import CEILINGS
+from sglang_hybrid.sim.outputs import check_output
 from sglang_hybrid.sim.report import Report
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ def load_pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def check_plot(path: Path) -> None:
+    """Raise ConfigError unless a plot can be drawn and written to `path`."""
+    pyplot = load_pyplot()
+    figure = pyplot.figure()
+    kinds = sorted(figure.canvas.get_supported_filetypes())
+    pyplot.close(figure)
+    if path.suffix.removeprefix(".").lower() not in (*kinds, ""):
+        raise ConfigError(f"a plot is one of {', '.join(kinds)}; choose another suffix: {path}")
+    check_output(path)
 
 
 def _draw(axis: "Axes", report: Report, trace: str, model: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.sim.prefix_cache import Commit
 from sglang_hybrid.sim.trace import Tokens, Trace
 
 Ints = npt.NDArray[np.int64]
@@ -25,8 +26,8 @@ class Cache(Protocol):
         """Tokens of `tokens` (a whole input) that the request can skip."""
         ...
 
-    def commit(self, tokens: Tokens, n_input: int, now: float) -> object:
-        """Input and output of a finished request, offered to the cache."""
+    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> object:
+        """Input and output of a finished request, offered to the cache, with what its client declared."""
         ...
 
     def used_bytes(self) -> int:
@@ -44,6 +45,7 @@ class Replay:
     used_bytes: Ints
     lookup_s: Floats
     commit_s: Floats
+    evictions: int | None = None  # of the whole trace, where the cache counts them
 
     @property
     def n_input(self) -> Ints:
@@ -71,16 +73,19 @@ def replay(trace: Trace, cache: Cache, capacity_bytes: int, timer: Callable[[], 
     hits = np.zeros(n, dtype=np.int64)
     used = np.zeros(n, dtype=np.int64)
     lookup_s, commit_s = np.zeros(n), np.zeros(n)
+    evictions: int | None = None
     for i, r in enumerate(trace.requests):
         tokens = r.input_tokens
         start = timer()
         hits[i] = cache.lookup(tokens, r.ts)
         middle = timer()
-        cache.commit(r.tokens, r.n_input, r.ts)
+        done = cache.commit(r.tokens, r.n_input, r.ts, r.boundaries)
         end = timer()
+        if isinstance(done, Commit):
+            evictions = (evictions or 0) + done.evicted
         used[i] = cache.used_bytes()
         lookup_s[i], commit_s[i] = middle - start, end - middle
-    return Replay(trace, capacity_bytes, hits, used, lookup_s, commit_s)
+    return Replay(trace, capacity_bytes, hits, used, lookup_s, commit_s, evictions)
 
 
 def check_capacity(capacity_bytes: int) -> None:

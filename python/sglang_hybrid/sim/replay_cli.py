@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-hybrid replay",
         description="Take the decisions of a server's request log again and compare them, or simulate its requests.",
+        epilog="example:\n  sglang-hybrid replay requests.log --policy lru --states 200",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("logs", nargs="+", type=Path, metavar="LOG", help="a request log, as written under --hybrid-request-log")

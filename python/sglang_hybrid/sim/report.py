@@ -1,7 +1,7 @@
-"""A report: the outcomes of a grid as a table, as JSON, and in one sentence per capacity which policy was best."""
+"""A report: the outcomes of a grid as a table, as JSON, and in words."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sglang_hybrid.sim.answer import paragraph
 from sglang_hybrid.sim.grid import CEILINGS
 from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.outputs import unwritable
 
 SCHEMA = "sglang-hybrid/simulate/1"
 
@@ -21,51 +23,41 @@ class Report:
 
     outcomes: tuple[Outcome, ...]
 
-    def groups(self) -> Iterator[tuple[tuple[str, str, float], list[Outcome]]]:
-        """(trace, model, capacity) with its outcomes, in order of appearance."""
-        found: dict[tuple[str, str, float], list[Outcome]] = {}
+    def panels(self) -> dict[tuple[str, str], list[Outcome]]:
+        """Outcomes by trace and model, in order of appearance."""
+        found: dict[tuple[str, str], list[Outcome]] = {}
         for o in self.outcomes:
-            found.setdefault((o.trace, o.model, o.capacity_gb), []).append(o)
-        yield from found.items()
-
-    def best(self) -> list[tuple[str, str, float, Outcome]]:
-        """Per trace, model and capacity the policy that skipped most input tokens; ties go to the earlier column."""
-        rows = []
-        for (trace, model, gb), outcomes in self.groups():
-            policies = [o for o in outcomes if o.policy not in CEILINGS]
-            if policies:
-                rows.append((trace, model, gb, max(policies, key=lambda o: o.token_hit_rate)))
-        return rows
+            found.setdefault((o.trace, o.model), []).append(o)
+        return found
 
     def as_json(self, about: dict[str, Any]) -> dict[str, Any]:
         """The report as one JSON object; `about` says how it was made."""
-        return {"schema": SCHEMA, **about, "cells": [o.as_row() for o in self.outcomes]}
+        cells = [o.as_row() for o in self.outcomes]
+        return {"schema": SCHEMA, **about, "answers": self.answers(), "cells": cells}
 
     def write_json(self, path: Path, about: dict[str, Any]) -> None:
-        """Write the report, replacing the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_json(about), indent=1) + "\n", encoding="utf-8")
+        """Write the report, replacing the file; raises ConfigError if it cannot be written."""
+        text = json.dumps(self.as_json(about), indent=1) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(path, error) from error
 
     def print(self, console: Console) -> None:
-        """One table per trace and model, then the verdict."""
-        seen: list[tuple[str, str]] = []
-        for (trace, model, _), _outcomes in self.groups():
-            if (trace, model) not in seen:
-                seen.append((trace, model))
-                console.print(self._table(trace, model))
-        for line in self.verdict():
-            console.print(line)
+        """One table per trace and model, then the answers."""
+        for trace, model in self.panels():
+            console.print(self._table(trace, model))
+        for line in self.answers():
+            console.print(line, highlight=False)
 
-    def verdict(self) -> list[str]:
-        """One line per trace, model and capacity: the best policy, its hit rate, and what a clairvoyant would get."""
-        ceiling = {(o.trace, o.model, o.capacity_gb): o for o in self.outcomes if o.policy == "clairvoyant"}
+    def answers(self) -> list[str]:
+        """A paragraph per trace and model: the knee, what more memory brings, the best policy, the ceilings."""
         lines = []
-        for trace, model, gb, best in self.best():
-            line = (
-                f"{trace} on {model}, {gb:g} GB: best is {best.policy} with {best.token_hit_rate:.1%} of input tokens"
-            )
-            above = ceiling.get((trace, model, gb))
-            lines.append(line + (f" (clairvoyant {above.token_hit_rate:.1%})" if above else ""))
+        for (trace, model), outcomes in self.panels().items():
+            said = paragraph(outcomes)
+            if said:
+                lines.append(f"{trace} on {model}: {said}")
         return lines
 
     def _table(self, trace: str, model: str) -> Table:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import reachable
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.admission import places
+from sglang_hybrid.prefix.decisions import AHEAD, Decisions, Pool
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.node import Node
@@ -22,9 +22,6 @@ SLOTS_PER_PASS = 3
 """Free slots that SGLang wants for each request of a pass: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`."""
 
 _NAMESPACED = 1 << 30  # above every vocabulary
-
-AHEAD = 256
-"""An eviction frees this fraction of the pool beyond what is needed (`engine/cache/components.py`)."""
 
 
 @dataclass(frozen=True)
@@ -189,19 +186,14 @@ class SimulatedServer(TreeCache):
         if run.request is None:
             run.request = self._learn(run, now)
         request = run.request
-        places: dict[int, int] = {}
-        for wanted in request.positions:
-            at = reachable(wanted, start, end, self.shape.grid, self.shape.step)
-            if at is not None:
-                places[at] = wanted
+        wanted_at = {} if self._stock else places(request.positions, start, end, self.shape.grid, self.shape.step)
         tail = start + (end - start) // self.shape.grid * self.shape.grid
         if self._stock:
-            places = {}
             branch = run.kv_tokens // self.shape.grid * self.shape.grid
             tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
-            places.pop(tail, None)  # SGLang saves that one by itself
-        planned = self._reserve(request, places)
+            wanted_at.pop(tail, None)  # SGLang saves that one by itself
+        planned = self._reserve(request, wanted_at)
         run.computed = end
         self._slots += len(planned)  # until they are inserted
         run.planned, run.tail = planned, tail if tail > start else 0
@@ -220,15 +212,15 @@ class SimulatedServer(TreeCache):
         self.resume(request, node)
         return request
 
-    def _reserve(self, request: Request, places: dict[int, int]) -> dict[int, int]:
-        """As many of `places` as there are free slots for, the deepest first."""
+    def _reserve(self, request: Request, wanted_at: dict[int, int]) -> dict[int, int]:
+        """As many of the places as there are free slots for, the deepest first."""
         kept = {}
         free = self.free_states
-        for at in sorted(places, reverse=True):
+        for at in sorted(wanted_at, reverse=True):
             if free > 0:
-                kept[at] = places[at]
+                kept[at] = wanted_at[at]
                 free -= 1
-            elif (mark := request.marks.get(places[at])) is not None:
+            elif (mark := request.marks.get(wanted_at[at])) is not None:
                 mark.refused = True
         return kept
 
@@ -243,30 +235,24 @@ class SimulatedServer(TreeCache):
             mark = request.tip if last else self.decisions.mark(request, at, now, spare=True)
         elif planned:
             at = max(planned)
-            mark = self._mark(request, planned.pop(at), now)
+            mark = self.decisions.planned_mark(request, planned.pop(at), now, False)
             self._slots -= 1
         else:
             return
         self._insert(run, at, mark, now)
         if last:
             request.tip.unkept = int(run.tokens.size) - at
-        self._save_planned(run, at, now)
+        self._save_planned(run, at, mark is request.tip, now)
 
-    def _save_planned(self, run: Running, below: int, now: float) -> None:
-        """Insert the states that were planned before `below`; the slots of the others are free again."""
+    def _save_planned(self, run: Running, below: int, later: bool, now: float) -> None:
+        """Insert what was planned before `below`, whether or not a `later` end is cached; free the other slots."""
         request, planned = run.request, run.planned
         assert request is not None
         run.planned = {}
         self._slots -= len(planned)
         for at in sorted(planned, reverse=True):
             if at < below:
-                self._insert(run, at, self._mark(request, planned[at], now), now)
-
-    def _mark(self, request: Request, wanted: int, now: float) -> Mark:
-        """The state nearest to the prompt's end stands for that until the answer has one."""
-        if wanted == max(request.positions, default=-1):
-            return request.tip
-        return self.decisions.mark(request, wanted, now)
+                self._insert(run, at, self.decisions.planned_mark(request, planned[at], now, later), now)
 
     def _insert(self, run: Running, at: int, mark: Mark, now: float) -> None:
         """Cache the KV of the first `at` tokens and the state behind them."""
@@ -322,7 +308,7 @@ class SimulatedServer(TreeCache):
         self._take(run, -run.slots)
         if at:
             self._insert(run, at, request.tip, now)
-        self._save_planned(run, at, now)
+        self._save_planned(run, at, True, now)
         self._own(run, -run.own_tokens)
         self._hold(run, None)
 
@@ -355,19 +341,18 @@ class SimulatedServer(TreeCache):
 
     def _states(self, count: int, now: float) -> bool:
         """Evict until `count` slots are free; whether they are."""
-        short = count - self.free_states
-        if short > 0:
-            self._evict(Pool.STATES, short, 0 if self._stock else self.shape.states // AHEAD, now)
+        if count > self.free_states:
+            self._evict(Pool.STATES, count - self.free_states, self.shape.states, now)
         return self.free_states >= count
 
     def _tokens(self, count: int, now: float) -> bool:
-        short = count - self.free_tokens
-        if short > 0:
-            self._evict(Pool.KV, short, 0 if self._stock else self.shape.kv_tokens // AHEAD, now)
+        """Evict until `count` tokens of KV are free; whether they are."""
+        if count > self.free_tokens:
+            self._evict(Pool.KV, count - self.free_tokens, self.shape.kv_tokens, now)
         return self.free_tokens >= count
 
-    def _evict(self, pool: Pool, count: int, ahead: int, now: float) -> None:
-        tree = self.tree
+    def _evict(self, pool: Pool, count: int, size: int, now: float) -> None:
+        tree, ahead = self.tree, 0 if self._stock else size // AHEAD
         states = pool is Pool.STATES
         if states:
             self.decisions.fit(max(0, tree.states - count - ahead), tree.kv_tokens + self.free_tokens)

@@ -4,7 +4,7 @@ All readers and generators produce `Trace`; replay, ceilings and reports consume
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.core.spec import ModelSpec
 
 Tokens = npt.NDArray[np.int32]
 TOKEN_LIMIT = 2**31  # token ids are int32
@@ -26,7 +27,7 @@ class Request:
     """One request: `tokens` is int32 of shape (n_input + n_output,), read-only, input first.
 
     `ts` is the arrival in seconds from any origin; `session` groups turns and is information for reports and ceilings
-    only (a cache never sees it).
+    only (a cache never sees it). `boundaries` are input positions whose prefix the client declared to be shared.
     """
 
     tokens: Tokens
@@ -34,6 +35,7 @@ class Request:
     ts: float
     session: str
     turn: int = 0
+    boundaries: tuple[int, ...] = ()
 
     @property
     def n_output(self) -> int:
@@ -52,10 +54,15 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival, with the name that reports print."""
+    """Requests in order of arrival, with the name that reports print.
+
+    `notes` are sentences about how it was read, `model` what the model costs that served it, where the file says so.
+    """
 
     name: str
     requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()
+    model: ModelSpec | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -92,15 +99,18 @@ class Trace:
                 raise InvariantError(f"requests must be sorted by arrival: {a.ts} s is followed by {b.ts}")
 
 
-def make_trace(name: str, requests: Iterable[Request]) -> Trace:
+def make_trace(
+    name: str, requests: Iterable[Request], notes: tuple[str, ...] = (), model: ModelSpec | None = None
+) -> Trace:
     """Sort by arrival (stable) and shift the origin to the first arrival; raises TraceError when there is nothing."""
     ordered = sorted(requests, key=lambda r: r.ts)
     if not ordered:
-        raise TraceError(f"the trace holds no request; give a file with at least one: {name}")
+        said = "".join(f" ({note})" for note in notes)
+        raise TraceError(f"the trace holds no request{said}; give a file with at least one: {name}")
     first = ordered[0].ts
     if first != 0.0:
-        ordered = [Request(r.tokens, r.n_input, r.ts - first, r.session, r.turn) for r in ordered]
-    return Trace(name, tuple(ordered))
+        ordered = [replace(r, ts=r.ts - first) for r in ordered]
+    return Trace(name, tuple(ordered), notes, model)
 
 
 def make_request(
@@ -110,6 +120,7 @@ def make_request(
     session: str,
     turn: int = 0,
     where: str = "request",
+    boundaries: Sequence[int] = (),
 ) -> Request:
     """Build a request from token ids, validating them; raises TraceError whose message starts with `where`."""
     n_input = len(input_ids)
@@ -117,11 +128,14 @@ def make_request(
         raise TraceError(f"{where}: a request needs at least one input token, got {n_input}")
     if isinstance(ts, bool) or not isinstance(ts, int | float) or not np.isfinite(ts):
         raise TraceError(f"{where}: the arrival must be a finite number of seconds, got {ts!r}")
+    declared = tuple(boundaries)
+    if not all(type(at) is int and 0 < at <= n_input for at in declared):
+        raise TraceError(f"{where}: boundaries are positions within the {n_input} input tokens, got {declared!r:.80}")
     tokens = np.empty(n_input + len(output_ids), dtype=np.int32)
     tokens[:n_input] = _checked(input_ids, where)
     tokens[n_input:] = _checked(output_ids, where)
     tokens.flags.writeable = False
-    return Request(tokens, n_input, float(ts), session, turn)
+    return Request(tokens, n_input, float(ts), session, turn, declared)
 
 
 def _checked(ids: Sequence[int] | Tokens, where: str) -> Tokens:

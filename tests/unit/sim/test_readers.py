@@ -23,6 +23,16 @@ KEYS = (
     *("input_tokens", "output_tokens", "ts", "turn_id", "session_id", "num_input_tokens", "timestamp", "hash_ids"),
     *("input_length", "output_length", "event", "obj", "out", "input_ids", "output_ids", "text", "meta_info"),
     *("e2e_latency", "messages", "conversations", "body", "role", "from", "content", "value", "response", "choices"),
+    *("contexttokens", "generatedtokens", "sampling_params", "custom_params", "cache_boundaries", "extra_key", "rid"),
+)
+STARTS = (
+    b"",
+    b"[",
+    b"[5,{",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n",
+    b"[2026] ",
 )
 
 
@@ -251,13 +261,20 @@ json_values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=8) | st.binary(max_size=40), st.sampled_from(NAMES))
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_anything_gives_a_valid_trace_or_a_trace_error(tmp_path: Path, content: object, name: str | None) -> None:
+@given(
+    st.dictionaries(st.sampled_from(KEYS), json_values, max_size=8) | st.binary(max_size=40),
+    st.sampled_from(NAMES),
+    st.sampled_from(STARTS),
+    st.booleans(),
+)
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_anything_gives_a_valid_trace_or_a_trace_error(
+    tmp_path: Path, content: object, name: str | None, start: bytes, skip: bool
+) -> None:
     path = tmp_path / "any.jsonl"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    path.write_bytes(start + (content if isinstance(content, bytes) else json.dumps(content).encode()))
     try:
-        trace = read_trace(path, name)
+        trace = read_trace(path, name, skip_bad=skip)
     except TraceError:
         return
     trace.check()

@@ -29,7 +29,7 @@ class Script:
         self.calls.append(("lookup", len(tokens), now))
         return self.hits.pop(0)
 
-    def commit(self, tokens: Tokens, n_input: int, now: float) -> None:
+    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> None:
         self.calls.append(("commit", len(tokens), now))
 
     def used_bytes(self) -> int:
@@ -128,3 +128,13 @@ def test_hit_rates_by_length_cover_all_requests() -> None:
     bins = hit_columns(n, np.array([5, 0, 500, 5000, 0]), MODEL)["hit_rate_by_input_tokens"]
     assert {k: v["requests"] for k, v in bins.items()} == {"0-999": 2, "1000-1999": 1, "4000-6999": 1, "20000-32768": 1}
     assert bins["0-999"]["mean_hit_rate"] == 0.25
+
+
+@pytest.mark.parametrize(("boundaries", "hit"), [((), 0), ((100,), 100)])
+def test_a_declared_boundary_is_reused_by_the_next_request(boundaries: tuple[int, ...], hit: int) -> None:
+    """The shared prefix ends within the first prompt, where nothing but the declaration asks for a state."""
+    prompts = [np.concatenate([np.arange(100), np.arange(n, n + 20)]) for n in (1000, 2000)]
+    requests = [make_request(p, [], float(i), "s", boundaries=boundaries) for i, p in enumerate(prompts)]
+    capacity = 10**12
+    result = replay(make_trace("t", requests), open_cache("forecast", capacity, "qwen3.5-35b-a3b"), capacity)
+    assert result.hit_tokens.tolist() == [0, hit]

@@ -1,16 +1,19 @@
 """The command from end to end: grid, table, JSON, plot, and what a user can get wrong."""
 
 import builtins
+import gzip
 import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.sim import cli, grid, plots
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.readers import marconi
@@ -29,8 +32,8 @@ def test_the_command_compares_policies_and_names_the_best(tmp_path: Path, capsys
     argv = [SMALL, "--policy", "lru,forecast", "--capacity-gb", "0.2,1", "--jobs", "1", "--context-tokens", "8192"]
     assert cli.main([*argv, "--json", str(out), "--plot", str(png)]) == 0
     text = capsys.readouterr().out
-    assert "0.2 GB: best is " in text
-    assert "1 GB: best is " in text
+    assert "Best policy: " in text
+    assert "qwen3.5-35b-a3b (the default; --model names yours)" in text
     report = json.loads(out.read_text())
     assert report["schema"] == "sglang-hybrid/simulate/1"
     assert report["models"][0]["context_tokens"] == 8192
@@ -72,6 +75,14 @@ def test_processes_give_what_one_process_gives() -> None:
         ([], "name a trace file or a workload"),
         (["missing.jsonl"], "no such trace file"),
         ([SMALL, "--policy", "belady"], "unknown policy"),
+        ([SMALL, "--policy", ""], "name at least one policy"),
+        ([SMALL, "--policy", " , "], "name at least one policy"),
+        ([SMALL, "--json", "/proc/x.json"], "cannot be written"),
+        ([SMALL, "--plot", "/proc/x.png"], "cannot be written"),
+        ([SMALL, "--plot", "x.gif1"], "a plot is one of"),
+        ([SMALL, "--json", "/"], "cannot be written"),
+        ([SMALL, "--model", "qwen3-next-80b"], "did you mean qwen3-next-80b-a3b"),
+        (["no.log", "--tokenizer", "/proc/none"], "no such trace file"),
         ([SMALL, "--policy", "lru,belady", "--jobs", "2"], "unknown policy"),
         ([SMALL, "--capacity-gb", "0"], "positive number of GB, got 0"),
         ([SMALL, "--capacity-gb", "1,-2"], "positive number of GB, got -2"),
@@ -100,14 +111,9 @@ def test_an_empty_and_a_corrupt_trace(tmp_path: Path, capsys: pytest.CaptureFixt
     corrupt.write_text(corrupt.read_text()[:-40])
     assert cli.main([str(empty)]) == 2
     assert "the trace file is empty" in capsys.readouterr().err
+    corrupt.write_text(corrupt.read_text() + "\n")
     assert cli.main([str(corrupt)]) == 2
     assert f"corrupt.jsonl:{len(generate('sharegpt', 1, sessions=2))}: " in capsys.readouterr().err
-
-
-def test_the_best_policy_is_never_a_ceiling_and_ties_go_to_the_first() -> None:
-    report = Report((outcome("lru", 0.4), outcome("marconi", 0.4), outcome("bound", 0.9), outcome("lru", 0.6, 2.0)))
-    assert [(gb, o.policy) for _, _, gb, o in report.best()] == [(1.0, "lru"), (2.0, "lru")]
-    assert Report((outcome("bound", 0.9),)).verdict() == []
 
 
 def test_the_table_prints_ceilings_without_costs() -> None:
@@ -132,3 +138,57 @@ def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_a_plot_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one outcome"):
         plots.plot_hit_rates(Report(()), tmp_path / "x.png")
+
+
+class Stdin:
+    """Standard input of these bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+
+def test_standard_input_is_a_trace_for_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marconi.write(generate("sharegpt", 1, sessions=3), tmp_path / "t.jsonl")
+    content = gzip.compress((tmp_path / "t.jsonl").read_bytes())
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    assert cli.main(["-", "--policy", "lru,forecast", "--capacity-gb", "1", "--jobs", "2"]) == 0
+    assert "stdin on qwen3.5-35b-a3b" in capsys.readouterr().out
+
+
+def test_outputs_are_refused_before_the_work_and_notes_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "t.jsonl", tmp_path / "o.json"
+    marconi.write(generate("sharegpt", 1, sessions=3), trace)
+    trace.write_text(trace.read_text() + '{"cut": ')
+    argv = [str(trace), "--policy", "lru", "--capacity-gb", "1", "--jobs", "1", "--json", str(out)]
+    assert cli.main(argv) == 0
+    assert "note: t: t.jsonl: the last line is cut and was skipped" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["notes"] == ["t: t.jsonl: the last line is cut and was skipped"]
+    assert report["answers"][0].startswith(
+        "t on qwen3.5-35b-a3b: Endless memory, with a state at every position, would serve "
+    )
+
+    def work(*_: object) -> list[Outcome]:
+        raise AssertionError("worked although the output cannot be written")
+
+    monkeypatch.setattr(cli, "_run", work)
+    for option in ("--json", "--plot"):
+        assert cli.main([*argv[:-2], option, "/proc/x.png"]) == 2
+    assert report == json.loads(out.read_text())
+
+
+def test_the_model_of_a_request_log_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RequestLog(tmp_path / "requests.log", 1 << 20)
+    decisions = RecordedDecisions(log, preset("zamba2-7b"), "lru")
+    request = decisions.arrive("r", np.arange(9, dtype=np.int32), 0.0, 0, 0)
+    decisions.finish(request, np.arange(11, dtype=np.int32), 1.0, 0)
+    log.close()
+    argv = [str(tmp_path / "requests.log"), "--policy", "lru", "--capacity-gb", "1", "--jobs", "1"]
+    assert cli.main(argv) == 0
+    assert "model: zamba2-7b (of the request log)" in capsys.readouterr().out
+    assert cli.main([*argv, "--model", "Qwen/Qwen3.5-27B"]) == 0
+    assert "model: qwen3.5-27b (--model)" in capsys.readouterr().out

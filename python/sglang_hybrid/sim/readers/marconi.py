@@ -1,28 +1,26 @@
 """The trace format of Marconi's artifact: one request a line with its token ids (`session_id, turn_id, ts, ...`)."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_request
 
 
-def read(rows: Iterator[Row]) -> Iterator[Request]:
-    """Requests from rows with `input_tokens`, `output_tokens` (lists of ids) and `ts` (seconds)."""
-    for row in rows:
-        request = make_request(
-            row.items("input_tokens"),
-            row.items("output_tokens"),
-            row.number("ts"),
-            row.text("session_id", row.where),
-            row.integer("turn_id") if "turn_id" in row.fields else 0,
-            row.where,
-        )
-        for key, count in (("num_input_tokens", request.n_input), ("num_output_tokens", request.n_output)):
-            if key in row.fields and row.integer(key) != count:
-                raise TraceError(f"{row.where}: {key} says {row.fields[key]}, but the list holds {count}")
-        yield request
+def read(row: Row) -> list[Request]:
+    """The request of a row with `input_tokens`, `output_tokens` (lists of ids) and `ts` (seconds)."""
+    request = make_request(
+        row.items("input_tokens"),
+        row.items("output_tokens"),
+        row.number("ts"),
+        row.text("session_id", row.where),
+        row.integer("turn_id") if "turn_id" in row.fields else 0,
+        row.where,
+    )
+    for key, count in (("num_input_tokens", request.n_input), ("num_output_tokens", request.n_output)):
+        if key in row.fields and row.integer(key) != count:
+            raise TraceError(f"{row.where}: {key} says {row.fields[key]}, but the list holds {count}")
+    return [request]
 
 
 def write(trace: Trace, path: Path) -> None:

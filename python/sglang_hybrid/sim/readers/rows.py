@@ -1,10 +1,7 @@
-"""JSON lines with their line numbers, so that every complaint can say where."""
+"""One row of a trace file, typed access to its values, so that every complaint can say where."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.sim.trace import TraceError
@@ -62,19 +59,3 @@ class Row:
         if key not in self.fields:
             raise TraceError(f"{self.where}: the row lacks a key: {key}")
         return self.fields[key]
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The JSON objects of a file, one a line, blank lines skipped; raises TraceError with the line number."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path.name}:{number}"
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise TraceError(f"{where}: not a line of JSON, mend or remove it: {error}") from error
-            if not isinstance(fields, dict):
-                raise TraceError(f"{where}: a row must be a JSON object, got {type(fields).__name__}")
-            yield Row(where, fields)

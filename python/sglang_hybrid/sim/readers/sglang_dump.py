@@ -10,14 +10,16 @@ class becomes an inert record and only token arrays are rebuilt. A dump from a s
 import array
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import IO, Any
 
 import numpy as np
 
+from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.readers.text import tokenize
 from sglang_hybrid.sim.trace import Request, Tokens, TraceError, make_request
+
+_HEALTH_CHECK = "HEALTH_CHECK"  # how the ids of SGLang's own probes begin
 
 
 class Inert:
@@ -66,65 +68,97 @@ def _array(kind: Any, typecode: str, format_code: int, data: bytes) -> "array.ar
     return array.array(typecode, data)
 
 
-def looks_pickled(path: Path) -> bool:
-    """Whether the file starts like a pickle of protocol 2 or newer."""
-    with path.open("rb") as file:
-        head = file.read(2)
-    return len(head) == 2 and head[0] == 0x80 and head[1] <= 5
+def looks_pickled(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a pickle of protocol 2 or newer."""
+    return len(head) >= 2 and head[0] == 0x80 and head[1] <= 5
 
 
-def read_pickle(path: Path) -> Iterator[Request]:
-    """Requests of a pickled dump; raises TraceError with the number of the offending request."""
-    try:
-        with path.open("rb") as file:
+class Dump:
+    """Reads what a server writes; `reading` turns text into tokens."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def pickled(self, file: IO[bytes], name: str) -> Iterator[Request]:
+        """Requests of a pickled dump; raises TraceError with the number of the offending request."""
+        try:
             dump = _InertUnpickler(file).load()
-    except Exception as error:  # a corrupt pickle can raise almost anything
-        raise TraceError(f"{path.name}: not a readable SGLang request dump: {error}") from error
-    records = dump.get("requests") if isinstance(dump, dict) else dump
-    if not isinstance(records, list):
-        raise TraceError(f"{path.name}: a dump holds a list under 'requests', got {type(records).__name__}")
-    for number, record in enumerate(records, 1):
-        where = f"{path.name}: request {number}"
-        if not isinstance(record, list | tuple) or len(record) < 3 or not isinstance(record[2], int | float):
-            raise TraceError(
-                f"{where}: a record is (request, output, created seconds, ...), got {type(record).__name__}"
-            )
-        asked: dict[str, Any] = record[0] if isinstance(record[0], dict) else dict(getattr(record[0], "__dict__", {}))
-        answered = record[1] if isinstance(record[1], dict) else {}
-        yield _request(asked, answered, float(record[2]), where)
+        except Exception as error:  # a corrupt pickle can raise almost anything
+            raise TraceError(f"{name}: not a readable SGLang request dump: {error}") from error
+        records = dump.get("requests") if isinstance(dump, dict) else dump
+        if not isinstance(records, list):
+            raise TraceError(f"{name}: a dump holds a list under 'requests', got {type(records).__name__}")
+        for number, record in enumerate(records, 1):
+            where = f"{name}: request {number}"
+            if not isinstance(record, list | tuple) or len(record) < 3 or not isinstance(record[2], int | float):
+                raise TraceError(
+                    f"{where}: a record is (request, output, created seconds, ...), got {type(record).__name__}"
+                )
+            first = record[0]
+            asked: dict[str, Any] = first if isinstance(first, dict) else dict(getattr(first, "__dict__", {}))
+            answered = record[1] if isinstance(record[1], dict) else {}
+            yield self._request(asked, answered, float(record[2]), where)
 
-
-def read_log(rows: Iterator[Row]) -> Iterator[Request]:
-    """Requests of a JSON log (finished events only), or rows with plain `input_ids`, `output_ids` and `ts` seconds."""
-    for row in rows:
+    def __call__(self, row: Row) -> list[Request]:
+        """The request of a finished event, or of a row with plain `input_ids`, `output_ids` and `ts` seconds."""
         if "event" not in row.fields:
-            yield _request(row.fields, row.fields, row.number("ts"), row.where)
-        elif row.fields["event"] == "request.finished":
-            asked, answered = row.fields.get("obj"), row.fields.get("out")
-            if not isinstance(asked, dict) or not isinstance(answered, dict):
-                raise TraceError(f"{row.where}: a finished event needs objects 'obj' and 'out', got {asked!r}")
-            meta = answered.get("meta_info")
-            latency = Row(row.where, {"e2e_latency": 0.0, **(meta if isinstance(meta, dict) else {})})
-            arrival = row.seconds("timestamp") - latency.number("e2e_latency")
-            yield _request(asked, answered, arrival, row.where)
+            return [self._request(row.fields, row.fields, row.number("ts"), row.where)]
+        if row.fields["event"] != "request.finished":
+            return []
+        asked, answered = row.fields.get("obj"), row.fields.get("out")
+        if not isinstance(asked, dict) or not isinstance(answered, dict):
+            raise TraceError(f"{row.where}: a finished event needs objects 'obj' and 'out', got {asked!r}")
+        if str(asked.get("rid")).startswith(_HEALTH_CHECK):
+            return []
+        meta = answered.get("meta_info")
+        self._check_answer(answered, meta)
+        latency = Row(row.where, {"e2e_latency": 0.0, **(meta if isinstance(meta, dict) else {})})
+        arrival = row.seconds("timestamp") - latency.number("e2e_latency")
+        return [self._request(asked, answered, arrival, row.where)]
+
+    def _check_answer(self, answered: dict[str, Any], meta: Any) -> None:
+        """Say so where the log has less of an answer than was made."""
+        made = meta.get("completion_tokens") if isinstance(meta, dict) else None
+        logged = answered.get("output_ids")
+        if isinstance(made, int) and isinstance(logged, list) and len(logged) < made:
+            self._reading.notes["of an answer only the last tokens were logged (--incremental-streaming-output)"] += 1
+
+    def _request(self, asked: dict[str, Any], answered: dict[str, Any], ts: float, where: str) -> Request:
+        prompt = _ids(asked, "input_ids", where)
+        text = asked.get("text")
+        reply = answered.get("text")
+        output = _ids(answered, "output_ids", where)
+        if prompt is None and isinstance(text, str) and text:
+            prompt = self._reading.encode(text)
+            output = self._reading.encode(reply) if isinstance(reply, str) else output  # so that a next turn meets it
+        if prompt is None:
+            raise TraceError(f"{where}: no tokens and no text; log with --log-requests-level 3: input_ids")
+        if output is None:
+            output = self._reading.encode(reply) if isinstance(reply, str) and reply else []
+        session = str(asked.get("session_id") or asked.get("rid") or where)
+        request = make_request(prompt, output, ts, session, where=where, boundaries=_boundaries(asked, where))
+        namespace = "".join(f"{key} {asked[key]}\n" for key in ("extra_key", "lora_path") if asked.get(key))
+        return replace(request, tokens=self._reading.apart(request.tokens, namespace))
 
 
-def _request(asked: dict[str, Any], answered: dict[str, Any], ts: float, where: str) -> Request:
-    input_ids = _ids(asked, "input_ids", where)
-    if input_ids is None:
-        raise TraceError(f"{where}: no tokens and no text; log with --log-requests-level 3: input_ids")
-    output_ids = _ids(answered, "output_ids", where)
-    session = asked.get("session_id") or asked.get("rid") or where
-    return make_request(input_ids, output_ids if output_ids is not None else [], ts, str(session), where=where)
+def _boundaries(asked: dict[str, Any], where: str) -> list[int]:
+    """What `custom_params` declares, as `cache_boundaries` of a request to this project's servers."""
+    found: Any = asked
+    for key in ("sampling_params", "custom_params", "cache_boundaries"):
+        found = found.get(key) if isinstance(found, dict) else None
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise TraceError(f"{where}: cache_boundaries must be a list, got {type(found).__name__}")
+    return found
 
 
 def _ids(record: dict[str, Any], key: str, where: str) -> list[int] | Tokens | None:
     value = record.get(key)
-    if isinstance(value, list | tuple | array.array) and len(value):
-        if any(isinstance(v, list | tuple) for v in value):
-            raise TraceError(f"{where}: batched requests are not supported, send them one by one: {key}")
-        if "..." in value:
-            raise TraceError(f"{where}: the log was cut, write it with --log-requests-level 3: {key}")
-        return np.asarray(value)
-    text = record.get("text")
-    return tokenize(text) if isinstance(text, str) and text else None
+    if not isinstance(value, list | tuple | array.array) or not len(value):
+        return None
+    if any(isinstance(v, list | tuple) for v in value):
+        raise TraceError(f"{where}: batched requests are not supported, send them one by one: {key}")
+    if "..." in value:
+        raise TraceError(f"{where}: the log was cut, write it with --log-requests-level 3: {key}")
+    return np.asarray(value)
