@@ -1,124 +1,141 @@
-"""Elastic memory on a GPU: what each driver call costs, what the device says is free, and a kernel beside the moving.
+"""Elastic memory on a GPU: rules and costs of the driver (part a), memory that moves under load (part d).
 
-python -m benchmarks.memory.gpu [--rounds 200]            # then: compute-sanitizer python ... --rounds 2 --small
+    python -m benchmarks.memory.gpu [--part a] [--part d] [--out FOLDER]     # minutes; results as JSON
+    python -m benchmarks.memory.gpu --rehearse --out FOLDER                  # no GPU: the same calls over a stand-in
+    compute-sanitizer python -m benchmarks.memory.gpu --child LOG --small graphs grow_and_shrink
+
+Every question is caught. One that ends its process, or leaves the GPU unusable, is noted, and the rest is asked in a
+new process.
 """
 
+from __future__ import annotations
+
 import argparse
-import time
+import importlib.metadata
+import json
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.device.backing import PooledBacking
-from sglang_hybrid.device.cuda import CudaDriver
-from sglang_hybrid.device.driver import Driver
-from sglang_hybrid.memory.backing import Run
+from benchmarks.memory.questions import Question, answer, ask
 
-MIB = 1 << 20
+PARTS = {
+    "a": (
+        "versions", "granularity", "alignments", "calls", "calls_beside_a_kernel", "runs", "memset_over_granules",
+        "column", "synchronize", "thread_without_context", "old_bytes", "returned", "graphs",
+        "creation_during_a_capture", "partly_mapped", "copies", "torch_keeps", "many_handles",
+    ),
+    "d": ("grow_and_shrink", "grow_and_shrink_ahead"),
+}  # fmt: skip
 COLUMNS = {
-    "reserve .. release": "median and p99 microseconds of one driver call for a granule of this size",
-    "returned_error_bytes": "bytes the device does not report as free again after everything was given back",
-    "kernel": "a kernel adds one to a mapped granule again and again while its neighbours are mapped and unmapped",
+    "p50, p99, max": "microseconds of one call",
+    "waits for the kernel": "calls that never took less than half of the 100 ms that a kernel ran on another stream",
+    "column more": "what a request waits for when its pool takes another column, all driver calls of it",
+    "map": "the part of it that maps; with 'ahead' a thread created the memory before",
+    "NaN read from KV": "states hold NaN only, so one of them is a page that kept the bytes of a state",
+    "failed": "why a question has no answer",
 }
 
 
-def quantiles(values: list[float]) -> dict[str, float]:
-    """p50 and p99 of seconds, in microseconds."""
-    ordered = sorted(values)
-    return {name: round(ordered[int(len(ordered) * at)] * 1e6, 2) for name, at in (("p50", 0.5), ("p99", 0.99))}
+def questions(machine: Any, small: bool, gigabytes: float) -> dict[str, Question]:
+    """Every question by name."""
+    from benchmarks.memory import beside, facts, moving
 
-
-def calls(driver: Driver, granule_bytes: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Latency of every call, one granule at a time, each handle created, mapped and released once per round."""
-    times: dict[str, list[float]] = {}
-
-    def timed(name: str, call: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
-        result = call(*args)
-        times.setdefault(name, []).append(time.perf_counter() - start)
-        return result
-
-    for _ in range(rounds):
-        address = timed("reserve", driver.reserve, granule_bytes, granule_bytes)
-        handle = timed("create", driver.create, granule_bytes)
-        timed("map", driver.map, address, granule_bytes, handle)
-        timed("set_access", driver.allow, address, granule_bytes)
-        driver.synchronize()
-        timed("unmap", driver.unmap, address, granule_bytes, handle)
-        timed("release", driver.release, handle, granule_bytes)
-        timed("free_reservation", driver.free_reservation, address, granule_bytes)
-    return {name: quantiles(values) for name, values in times.items()}
-
-
-def returned(driver: Driver, granules: int) -> dict[str, int]:
-    """Grow by `granules` of 2 MiB, give them back, and compare what the device reports with what was released."""
-    before = driver.available_bytes()
-    with PooledBacking(driver, [granules], 2 * MIB, granules) as backing:
-        backing.map([Run(0, 0, granules)])
-        grown = before - driver.available_bytes()
-        backing.unmap([Run(0, 0, granules)])
-        kept = before - driver.available_bytes()
-        backing.trim(0)
-        left = before - driver.available_bytes()
-    size = granules * 2 * MIB
+    few = small or machine.rehearsed
+    rounds = 1 if machine.rehearsed else 2 if small else 60
+    steps = 40 if small else 150 if machine.rehearsed else 1500
+    counted: dict[str, Callable[[int], Any]] = {
+        name: lambda count, of=of: of(machine, count)
+        for name, of in (
+            ("calls", facts.calls), ("runs", facts.runs), ("column", facts.column),
+            ("synchronize", facts.synchronize), ("graphs", beside.graphs),
+        )
+    }  # fmt: skip
+    plain = (
+        facts.granularity, facts.alignments, facts.memset_over_granules, facts.thread_without_context, facts.old_bytes,
+        beside.creation_during_a_capture, beside.partly_mapped, beside.torch_keeps,
+    )  # fmt: skip
     return {
-        "asked": size,
-        "grown": grown,
-        "pooled_after_unmap": kept,
-        "returned_error_bytes": left,
-        "grown_error": grown - size,
+        "versions": lambda: versions(machine),
+        **{of.__name__: lambda of=of: of(machine) for of in plain},
+        **{name: lambda of=of: of(rounds) for name, of in counted.items()},
+        "calls_beside_a_kernel": lambda: facts.calls_beside_a_kernel(machine, 2 if few else 8),
+        "copies": lambda: beside.copies(machine, 2 if few else 20),
+        "returned": lambda: facts.returned(machine, 16 if few else 1024),
+        "many_handles": lambda: facts.many_handles(machine, 32 if few else 8192),
+        "grow_and_shrink": lambda: moving.grow_and_shrink(machine, steps, gigabytes, ahead=False),
+        "grow_and_shrink_ahead": lambda: moving.grow_and_shrink(machine, steps, gigabytes, ahead=True),
     }
 
 
-def beside_a_kernel(driver: Driver, rounds: int) -> dict[str, Any]:
-    """Map and unmap the neighbours of a granule a kernel works on; the kernel's sums must come out exact."""
+def versions(machine: Any) -> dict[str, str]:
+    """Of the driver, of what drives it, and of the GPU."""
     import torch
 
-    from sglang_hybrid.device.tensors import bytes_at
-
-    device = torch.device("cuda", 0)
-    with PooledBacking(driver, [8], 2 * MIB, 8) as backing:
-        backing.map([Run(0, 3, 1)])
-        numbers = bytes_at(backing.address(0, 3), 2 * MIB, device, backing).view(torch.float32)
-        numbers.zero_()
-        torch.cuda.synchronize()
-        add = torch.compile(lambda x: x.add_(1.0), dynamic=False)  # inductor emits a Triton kernel
-        add(numbers)
-        stalls = []
-        for index in range(rounds):
-            add(numbers)
-            neighbour = Run(0, (4 + index % 4), 1)
-            start = time.perf_counter()
-            backing.map([neighbour])
-            stalls.append(time.perf_counter() - start)
-            add(numbers)
-            backing.unmap([neighbour])
-        torch.cuda.synchronize()
-        exact = bool((numbers == float(1 + 2 * rounds)).all())
-    if not exact:
-        raise ConfigError(f"a kernel saw wrong memory while neighbours moved: {rounds} rounds")
-    return {"exact": exact, "rounds": rounds, "map_beside_kernel": quantiles(stalls)}
+    found = {"driver": str(machine.api.cuDriverGetVersion()[1]), "torch": torch.__version__}
+    if not machine.rehearsed:
+        found["gpu"] = torch.cuda.get_device_name(machine.device)
+        found["cuda-bindings"] = importlib.metadata.version("cuda-bindings")
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--small", action="store_true", help="a case small enough for compute-sanitizer")
-    args = parser.parse_args()
-    import torch
+def child(args: argparse.Namespace) -> None:
+    """Ask the questions that are named, in this process."""
+    from benchmarks.memory import machine as machines
 
-    torch.zeros(1, device="cuda")  # makes the context current
-    driver = CudaDriver(0)
-    sizes = (2,) if args.small else (2, 8, 32, 128)
-    result = {
-        "calls": {f"{size} MiB": calls(driver, size * MIB, args.rounds) for size in sizes},
-        "returned": returned(driver, 16 if args.small else 1024),
-        "kernel": beside_a_kernel(driver, args.rounds),
-    }
-    head = provenance.head("torch", "cuda-bindings")
-    extra = {"gpu": torch.cuda.get_device_name(0), "rounds": args.rounds}
-    print(provenance.write("memory", "gpu", {**head, **extra, "columns": COLUMNS, "result": result}))
+    machine = machines.rehearsal() if args.rehearse else machines.gpu(args.device)
+    every = questions(machine, args.small, args.gigabytes)
+
+    def healthy() -> bool:
+        try:
+            machine.driver.synchronize()
+        except Exception:
+            return False
+        return True
+
+    answer({name: every[name] for name in args.names}, healthy, Path(args.child))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="questions; all of the parts if none is named")
+    parser.add_argument("--part", action="append", choices=PARTS, help="a: the driver, d: under load; both by default")
+    parser.add_argument("--out", type=Path, help="folder for gpu.json in place of benchmarks/memory/results")
+    parser.add_argument("--device", type=int, default=0, help="which of the visible GPUs")
+    parser.add_argument("--gigabytes", type=float, default=16.0, help="the budget of part d")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no question is begun")
+    parser.add_argument("--small", action="store_true", help="few rounds, for compute-sanitizer")
+    parser.add_argument("--rehearse", action="store_true", help="no GPU: the same calls over a stand-in")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child:
+        child(args)
+        return
+    names = args.names or [name for part in args.part or PARTS for name in PARTS[part]]
+    flags = ["--device", str(args.device), "--gigabytes", str(args.gigabytes)]
+    flags += ["--small"] * args.small + ["--rehearse"] * args.rehearse
+    with tempfile.TemporaryDirectory() as folder:
+        log = (args.out or Path(folder)) / "gpu.jsonl"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.memory.gpu", "--child", str(log), *flags]
+        answers = ask(names, command, log, args.limit)
+    failed = [name for name, said in answers.items() if "failed" in said]
+    result = {"rehearsed": args.rehearse, "columns": COLUMNS, "failed": failed, "result": answers}
+    try:
+        result = {**provenance.head("torch"), **result}
+    except Exception as error:  # the answers are worth more than where they are from
+        result["head"] = f"{type(error).__name__}: {error}"
+    if args.out:
+        path = args.out / "gpu.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    else:
+        path = provenance.write("memory", "gpu-rehearsal" if args.rehearse else "gpu", result)
+    print(f"{len(names) - len(failed)} of {len(names)} questions answered: {path}")
+    if failed:
+        sys.exit(f"without an answer: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving.equality [--requests 200]
 
-For a GDN and a Mamba-2 model, both strategies and two chunk sizes, with pools small enough to evict all the time:
-prompts of lengths around every boundary, shared, continued and rewritten prefixes, eight at once, while other clients
-hang up in mid-prefill. Where two outputs differ, transformers says whether the two tokens were a tie (closer than 2e-4
-in a logit).
+For a GDN and a Mamba-2 model, both strategies, both event loops and two chunk sizes, with pools small enough to evict
+all the time: prompts of lengths around every boundary, shared, continued and rewritten prefixes, eight at once, while
+other clients hang up in mid-prefill. Where two outputs differ, transformers says whether the two tokens were a tie
+(closer than 2e-4 in a logit).
 """
 
 from __future__ import annotations
@@ -95,14 +95,16 @@ def main() -> None:
             with Server(folder, OFF, log=Path(scratch) / "off.log") as server:
                 server.wait_ready()
                 cold = Client(server).generate_all(batch, at_once=8)
-            for strategy in ("extra_buffer", "no_buffer"):
+            for strategy, loop in (("extra_buffer", "normal"), ("no_buffer", "normal"), ("extra_buffer", "overlap")):
                 for chunk in (128, 512):
                     flags = ("--mamba-radix-cache-strategy", strategy, "--chunked-prefill-size", str(chunk), *POOLS)
+                    flags += ("--hybrid-cpu-event-loop", loop)
                     with Server(folder, flags, log=Path(scratch) / "on.log") as server:
                         server.wait_ready()
                         counts = compare(Client(server), batch, cold, reference, seed)
                         alive = server.process.poll() is None
-                    rows.append({"model": preset, "strategy": strategy, "chunk": chunk, "alive": alive, **counts})
+                    row = {"model": preset, "strategy": strategy, "event_loop": loop, "chunk": chunk, "alive": alive}
+                    rows.append({**row, **counts})
                     print(rows[-1], flush=True)
     total = {key: sum(row[key] for row in rows) for key in ("requests", "hits", "equal", "ties", "wrong")}
     print(total)

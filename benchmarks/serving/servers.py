@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import urllib.request
@@ -11,17 +12,16 @@ from typing import Any
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 SIZES = ["--max-total-tokens", "65536", "--max-mamba-cache-size", "256", "--max-running-requests", "16"]
-PLATFORM = [
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "torch_native",
-    "--dtype",
-    "float32",
-    "--disable-overlap-schedule",
-]
-STOCK = [*PLATFORM, "--sleep-on-idle", "--enable-cache-report"]
-ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+DEVICE = os.environ.get("SGLANG_HYBRID_DEVICE", "cpu")
+"""Where the servers of this folder run: `cpu`, or `cuda` with everything else as SGLang chooses it there."""
+
+ENVIRONMENT: dict[str, str] = {}
+PLATFORM: list[str] = []
+if DEVICE == "cpu":
+    ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+    PLATFORM = ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"]
+    PLATFORM += ["--disable-overlap-schedule", "--sleep-on-idle"]
+STOCK = [*PLATFORM, "--enable-cache-report"]
 
 Command = tuple[str, list[str], dict[str, str]]
 """Launcher module, flags, environment."""

@@ -178,7 +178,8 @@ def flags(options: argparse.Namespace, folder: Path) -> list[str]:
     spec = from_config(json.loads((folder / "config.json").read_text()))
     spec = spec.with_dtypes(kv_dtype="float32", conv_dtype="float32")
     common = ["--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512", "--enable-metrics",
-              "--mamba-radix-cache-strategy", options.strategy, "--hybrid-log-interval-s", "30"]  # fmt: skip
+              "--mamba-radix-cache-strategy", options.strategy, "--hybrid-log-interval-s", "30",
+              "--hybrid-cpu-event-loop", options.event_loop]  # fmt: skip
     common += ["--tp-size", str(options.ranks)] if options.ranks > 1 else []
     if options.host_tier:
         common += ["--enable-hierarchical-cache", "--hicache-ratio", str(options.host_tier)]
@@ -303,6 +304,7 @@ def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Questio
     print(json.dumps(summary, indent=1), flush=True)
     if not options.dry:
         name = f"soak-{options.memory}-{options.preset}-{options.strategy}"
+        name += "-overlap" if options.event_loop == "overlap" else ""
         name += "-host-tier" * bool(options.host_tier) + "-ranks" * (options.ranks > 1)
         settings = {key: value for key, value in vars(options).items() if key not in ("dry", "keep_log")}
         result = {**head, **settings, "states": STATES, "kv_tokens": TOKENS, "columns": "benchmarks/serving/README.md"}
@@ -313,6 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", nargs="+", default=["gdn"], choices=("gdn", "mamba2"))
     parser.add_argument("--strategy", nargs="+", default=["extra_buffer"], choices=("extra_buffer", "no_buffer"))
+    parser.add_argument("--event-loop", default="normal", choices=("normal", "overlap"), help="of the scheduler")
     parser.add_argument("--memory", default="elastic", choices=("elastic", "static"))
     parser.add_argument("--host-tier", type=float, default=0, help="HiCache behind it, so many times as large")
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel ranks, a core each")

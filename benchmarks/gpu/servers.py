@@ -1,0 +1,191 @@
+"""One server at a time on the card: equality by log-probabilities, load, decoding, synchronisations; elastic memory.
+
+    python -m benchmarks.gpu.servers --out FOLDER [--servers NAME ...] [--model FOLDER] [--kit FOLDER] [--rehearse]
+
+Every server gets the same requests. One that fails is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import provenance
+from benchmarks.gpu import kit, load
+from benchmarks.serving.servers import ENVIRONMENT, PLATFORM
+from sglang_hybrid.demo.server import LAUNCHER, Server
+
+STOCK = "sglang.launch_server"
+SYNC_COUNTER = Path(__file__).parent / "sync_counter"
+IDLE_S = 6.0
+PRESET, REHEARSED = "gdn-heads128", "gdn"
+_SYNC = re.compile(r"(\S+\.py):(\d+): UserWarning: called a synchronizing CUDA operation")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A server that is compared: launcher, flags, environment, and what it is asked."""
+
+    launcher: str = LAUNCHER
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    asks: tuple[str, ...] = ("equality", "load", "decode")
+
+
+SERVERS = {
+    "stock": Kind(STOCK),
+    "ours": Kind(),
+    "ours, stock decisions": Kind(flags=("--hybrid-policy", "lru")),
+    "ours, our kernels": Kind(environment={"SGLANG_HYBRID_KERNELS": "triton"}),
+    "ours, Triton's prefill": Kind(flags=("--linear-attn-prefill-backend", "triton")),
+    "ours, no buffer": Kind(flags=("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")),
+    "ours, cache off": Kind(flags=("--disable-radix-cache",), asks=("load", "decode")),
+    "stock, counted": Kind(STOCK, asks=("synchronisations",)),
+    "ours, counted": Kind(asks=("synchronisations",)),
+}
+ELASTIC = {
+    "static": Kind(asks=("load", "decode")),
+    "elastic": Kind(flags=("--hybrid-memory", "elastic"), asks=("equality", "load", "decode", "growth")),
+}
+
+
+def run(name: str, kind: Kind, options: argparse.Namespace, packages: kit.Packages) -> dict[str, Any]:
+    """Start the server, ask it what it is to be asked, stop it; what failed is in `error`."""
+    size = load.REHEARSAL if options.rehearse else load.FULL
+    environment = {**packages.environment, **platform(options.rehearse), **kind.environment}
+    if "synchronisations" in kind.asks:
+        path = os.pathsep.join(filter(None, (str(SYNC_COUNTER), environment.get("PYTHONPATH", ""))))
+        environment["PYTHONPATH"] = path
+    log = options.out / ("server-" + re.sub(r"\W+", "-", name) + ".log")
+    flags = [*common(options, kind), *packages.flags, *kind.flags, *options.server_flags]
+    found: dict[str, Any] = {"flags": flags}
+    start = time.perf_counter()
+    try:
+        with Server(options.model, flags, log=log, environment=environment, launcher=kind.launcher) as server:
+            found["start_s"] = server.wait_ready(options.start_s)
+            found["start_block"] = [line for line in server.log_tail(4000).splitlines() if "  prefill " in line][:1]
+            client = load.Client(server.url)
+            for asked in kind.asks:
+                found[asked] = ASKS[asked](client, size, log)
+    except Exception as error:  # one server must not keep the others from running
+        found["error"] = f"{type(error).__name__}: {error}"[:4000]
+        traceback.print_exc()
+    found["seconds"] = time.perf_counter() - start
+    return found
+
+
+def synchronisations(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
+    """Calls in which the host waited for the card while requests ran, by the line that made them."""
+    load.equality(client, load.REHEARSAL)  # warms up
+    begin = log.stat().st_size
+    counted = load.conversations(client, load.REHEARSAL)
+    time.sleep(1.0)
+    text = log.read_bytes()[begin:].decode(errors="replace")
+    calls = _SYNC.findall(text)
+    places = Counter(f"{'/'.join(Path(file).parts[-2:])}:{line}" for file, line in calls).most_common(20)
+    ours = sum("sglang_hybrid" in file for file, _ in calls)
+    return {"requests": counted["requests"], "all": len(calls), "ours": ours, "places": places}
+
+
+def growth(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
+    """Long prompts, many short ones, rest: how the bytes moved between KV and states, and what the moves cost."""
+    from sglang_hybrid.engine.pools import remote
+
+    def used() -> dict[str, float]:
+        return {" ".join(filter(None, key)): value for key, value in remote.read(client.metrics(), client.url).items()}
+
+    steps = {"begin": used()}
+    long = replace(size, system=4 * size.system, turns=1)
+    short = replace(size, system=size.message, conversations=4 * size.conversations, turns=1)
+    for name, shape in (("long prompts", long), ("many short ones", short), ("long prompts again", long)):
+        load.conversations(client, shape, seed=len(steps))
+        steps[name] = used()
+    client.flush()
+    time.sleep(IDLE_S)
+    steps["flushed and idle"] = used()
+    answer = client.ask(load.branching(size, 9)[0], 8, logprobs=True)
+    return {"steps": steps, "finite": all(value == value for value in answer["logprobs"])}
+
+
+ASKS: dict[str, Callable[[load.Client, load.Size, Path], Any]] = {
+    "equality": lambda client, size, _: load.equality(client, size),
+    "load": lambda client, size, _: load.conversations(client, size),
+    "decode": lambda client, size, _: load.decode(client, size),
+    "synchronisations": synchronisations,
+    "growth": growth,
+}
+
+
+def platform(rehearse: bool) -> dict[str, str]:
+    return ENVIRONMENT if rehearse else {}
+
+
+def common(options: argparse.Namespace, kind: Kind) -> list[str]:
+    """Flags of every server: pools that the load fills several times over."""
+    flags = ["--enable-cache-report", "--enable-metrics", "--max-running-requests", "4" if options.rehearse else "16"]
+    if options.rehearse:
+        flags += PLATFORM
+    strategy = [] if "--mamba-radix-cache-strategy" in kind.flags else ["--mamba-radix-cache-strategy", "extra_buffer"]
+    if "elastic" in kind.flags:
+        budget = ["--hybrid-cpu-memory-gb", "0.02"] if options.rehearse else []
+        return [*flags, *strategy, *budget]
+    pools = ("24", "6000") if options.rehearse else ("160", "240000")
+    return [*flags, *strategy, "--max-mamba-cache-size", pools[0], "--max-total-tokens", pools[1]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.servers", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--servers", nargs="*", choices=[*SERVERS, *ELASTIC], help="all but those of elastic memory")
+    parser.add_argument("--elastic", action="store_true", help="elastic beside static memory instead")
+    parser.add_argument("--model", type=Path, help="folder of the model, default: one with random weights, built here")
+    parser.add_argument("--kit", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="where kit and model are unpacked")
+    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
+    parser.add_argument("--start-s", type=float, default=420.0, help="seconds a server may take to start")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="start no server after so many seconds")
+    parser.add_argument("server_flags", nargs="*", help="after --: further flags of every server")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    packages = kit.unpack(options.kit, options.work) if options.kit else kit.Packages()
+    options.model = options.model or build(options, packages)
+    kinds = ELASTIC if options.elastic else SERVERS
+    names = options.servers or ([n for n in kinds if n in REHEARSAL or options.elastic] if options.rehearse else kinds)
+    result: dict[str, Any] = {**provenance.head(), "model": str(options.model), "servers": {}}
+    begin = time.perf_counter()
+    for name in names:
+        if time.perf_counter() - begin > options.limit_s:
+            result["servers"][name] = {"error": f"not run: {options.limit_s:.0f} s were over"}
+        else:
+            result["servers"][name] = run(name, {**SERVERS, **ELASTIC}[name], options, packages)
+        part = "elastic" if options.elastic else "servers"
+        (options.out / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return int(any("error" in found for found in result["servers"].values()))
+
+
+REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted")
+
+
+def build(options: argparse.Namespace, packages: kit.Packages) -> Path:
+    """The model with random weights, built in a process that imports what the server will."""
+    import subprocess
+
+    preset = REHEARSED if options.rehearse else PRESET
+    folder = options.work / f"demo-{preset}"
+    command = [sys.executable, "-m", "sglang_hybrid.demo.model", str(folder), "--preset", preset]
+    subprocess.run(command, check=True, env={**os.environ, **packages.environment})
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
