@@ -56,9 +56,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from sglang_hybrid import launch_server
-
-    return launch_server.main(arguments)
+    # Become the launcher: a spawned child imports its parent's main module, and only the launcher's prepares it.
+    os.execv(sys.executable, [sys.executable, "-m", "sglang_hybrid.launch_server", *arguments])
 
 
 def _simulate(arguments: list[str]) -> int:

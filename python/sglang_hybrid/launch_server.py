@@ -135,4 +135,5 @@ def _refuse_a_port_taken_meanwhile() -> None:
 
 
 if __name__ == "__main__":
+    stop.hold_back_in_children()
     sys.exit(main())

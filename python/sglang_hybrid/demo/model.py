@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -35,18 +36,28 @@ def build(folder: Path, preset: str = "gdn", weights: Path | None = None) -> Pat
         raise ConfigError(f"no such weight file: {weights}")
     stamp = {"format": FORMAT, "preset": preset, "seed": SEED, "weights": str(weights) if weights else None}
     stamp_file = folder / "sglang_hybrid_demo.json"
-    if stamp_file.is_file() and json.loads(stamp_file.read_text()) == stamp:
+    if _is_built(stamp_file, stamp):
         return folder
     if folder.exists() and any(folder.iterdir()) and not stamp_file.is_file():
         raise ConfigError(f"the folder is not empty and was not written by this builder; choose another: {folder}")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write(partial, preset, weights)
-    (partial / stamp_file.name).write_text(json.dumps(stamp))
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)  # a build that was interrupted never looks complete
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:  # two builds may run at once
+        partial = Path(scratch, folder.name)
+        partial.mkdir()
+        _write(partial, preset, weights)
+        (partial / stamp_file.name).write_text(json.dumps(stamp))
+        try:
+            if not _is_built(stamp_file, stamp):
+                shutil.rmtree(folder, ignore_errors=True)
+                partial.rename(folder)  # a build that was interrupted never looks complete
+        except OSError:
+            if not _is_built(stamp_file, stamp):  # by the other one, a moment ago
+                raise
     return folder
+
+
+def _is_built(stamp_file: Path, stamp: dict[str, Any]) -> bool:
+    return stamp_file.is_file() and json.loads(stamp_file.read_text()) == stamp
 
 
 def _write(folder: Path, preset: str, weights: Path | None) -> None:

@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -58,6 +59,50 @@ print(sorted(seen))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[2, 15]"
+
+
+def test_a_child_that_is_still_starting_holds_signals_back(tmp_path: Path) -> None:
+    """From the first instruction of its Python; without the mask it ends in its own start-up, with a traceback."""
+    main = tmp_path / "launcher.py"
+    main.write_text("""
+import multiprocessing, os, signal, sys, time
+from sglang_hybrid.engine.launch import stop
+
+if __name__ == "__mp_main__":
+    time.sleep(0.5)
+    stop.leave_to_parent()
+
+def work(): print("served", stop._missed, flush=True)
+
+if __name__ == "__main__":
+    stop.hold_back_in_children()
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
+    sys.exit(child.exitcode)
+""")
+    done = subprocess.run([sys.executable, main], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "served [2]\n", "")
+
+
+def test_ctrl_c_is_not_lost_in_the_import_of_what_ends_the_children() -> None:
+    """A handler that fails raises in whatever it interrupted, and imports like to go on without what failed."""
+    script = """
+import os, signal, sys
+from sglang_hybrid.engine.launch import stop
+with stop.quiet_interrupt():
+    for name in ("Process", "NoSuchProcess"):
+        delattr(sys.modules["psutil"], name)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except Exception:
+        pass
+    print("serves on")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (stop.INTERRUPTED, "")
 
 
 def gone(pid: int) -> bool:

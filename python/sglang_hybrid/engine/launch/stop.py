@@ -9,20 +9,43 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell gives it."""
 
+_OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _missed: list[int] = []
+
+
+def hold_back_in_children() -> None:
+    """In the first process: a spawned child starts with these signals blocked, until it calls `leave_to_parent`.
+
+    Python's own start and its imports take half a second, and would end with a traceback. A mask is inherited where a
+    handler is not. Only for a main module whose children call `leave_to_parent`: others would outlive `terminate`.
+    """
+    from multiprocessing import util
+
+    spawn = util.spawnv_passfds
+
+    def held_back(*arguments: Any) -> int:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)
+        try:
+            return spawn(*arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    util.spawnv_passfds = held_back
 
 
 def leave_to_parent() -> None:
     """In a spawned child: outlive signals to the group. The child ends when its parent does, or kills it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _OF_PARENT:
         signal.signal(number, lambda number, _: _missed.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_PARENT)
 
 
 def repeat_missed() -> None:
@@ -44,6 +67,8 @@ def quiet_interrupt() -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
+    import psutil  # noqa: F401  # for `_end`: an import there may meet the same one half done
+
     before = signal.signal(signal.SIGINT, _end)
     try:
         yield
@@ -53,11 +78,11 @@ def quiet_interrupt() -> Iterator[None]:
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
-    import psutil
+    try:
+        import psutil
 
-    for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    os._exit(INTERRUPTED)
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    finally:
+        os._exit(INTERRUPTED)
