@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.process import announce_parent, die_with_announced_parent
+from sglang_hybrid.core.process import announce_parent, collect_as_usual, collect_rarely, die_with_announced_parent
 from sglang_hybrid.engine.launch import stop
 from sglang_hybrid.plugin import activate_platform
 
@@ -20,6 +20,7 @@ if __name__ == "__mp_main__":
     # seconds later, after its imports; and 0.5.17 needs the CPU platform this early.
     stop.leave_to_parent()
     die_with_announced_parent()
+    collect_rarely()  # until SGLang loads the plugins
     activate_platform()
 
 
@@ -98,7 +99,7 @@ def _hand_over(arguments: list[str]) -> int:
     from sglang.srt.utils import kill_process_tree
 
     announce_parent()
-    _refuse_a_port_taken_meanwhile()
+    _before_the_port_is_bound()
     try:
         prepared = prepare_server_args(arguments)
         if hasattr(prepared, "resolve_once") and not any(getattr(prepared, key, False) for key in _GRPC):
@@ -115,10 +116,11 @@ def _hand_over(arguments: list[str]) -> int:
     return 0
 
 
-def _refuse_a_port_taken_meanwhile() -> None:
+def _before_the_port_is_bound() -> None:
     """Check the port once more right before uvicorn binds it: the model took a while to load.
 
     When uvicorn itself fails to bind, SGLang's server waits minutes for its own warm-up requests before it ends.
+    Nothing is imported after it, so garbage is collected as usual from there on.
     """
     import uvicorn
 
@@ -129,6 +131,7 @@ def _refuse_a_port_taken_meanwhile() -> None:
     async def checked(server: uvicorn.Server, sockets: list[Any] | None = None) -> None:
         if sockets is None:  # several tokenizer workers inherit a socket that is bound already
             preflight.check_port(server.config.host, server.config.port)
+        collect_as_usual()
         await startup(server, sockets)
 
     uvicorn.Server.startup = checked  # type: ignore[method-assign]
@@ -136,4 +139,5 @@ def _refuse_a_port_taken_meanwhile() -> None:
 
 if __name__ == "__main__":
     stop.hold_back_in_children()
+    collect_rarely()  # until the port is bound
     sys.exit(main())

@@ -5,6 +5,7 @@ SGLang logs an error raised here and goes on, so nothing relies on these calls h
 """
 
 import os
+from multiprocessing import parent_process
 
 
 def activate_platform() -> None:
@@ -20,6 +21,9 @@ def activate_platform() -> None:
 
 def register() -> None:
     """Entry point `sglang.srt.plugins`: register the cache backend and, on a plain CPU, the platform hooks."""
+    from sglang_hybrid.core.process import collect_as_usual
     from sglang_hybrid.engine import backend
 
     backend.register()
+    if parent_process() is not None:  # a server's child, whose imports are done
+        collect_as_usual()
