@@ -7,7 +7,6 @@ import signal
 import sys
 from typing import Any
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import announce_parent, collect_as_usual, collect_rarely, die_with_announced_parent
 from sglang_hybrid.engine.launch import stop
@@ -39,58 +38,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from sglang_hybrid.engine.launch import early, flags
+    from sglang_hybrid.engine.launch import early, flags, preflight, preparation
 
     config, rest = flags.split(arguments)
     seen = None if {"-h", "--help"} & set(rest) else early.read(rest)
     if seen is not None:
-        early.check(seen, config)
-    if _enter_platform(rest, config) and seen is not None:
-        early.check_ranks(seen)
-        early.check_memory(config)
-    from sglang_hybrid.engine import compat
-
-    compat.check_engine()
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
+        preflight.check_port(seen.host, seen.port)
+    preparation.enter(rest, config, seen)
     if seen is None:
         print(flags.help_text())  # noqa: T201
         return 0
-    final = _complete(flags.parse_engine(rest), rest, config)
-    os.environ[ENVIRONMENT_KEY] = config.to_json()
-    from sglang_hybrid.engine.surface import registration
-
-    registration.verify()
-    return _hand_over(final)
-
-
-def _enter_platform(rest: list[str], config: HybridConfig) -> bool:
-    """Choose CPU or GPU before SGLang is imported: it reads the environment at import; True for CPU."""
-    from sglang_hybrid.engine.launch import cpu_profile, platform
-
-    on_cpu = platform.wants_cpu(rest)
-    if on_cpu:
-        for name, value in cpu_profile.environment(config).items():
-            os.environ.setdefault(name, value)
-        activate_platform()
-    return on_cpu
-
-
-def _complete(namespace: Any, rest: list[str], config: HybridConfig) -> list[str]:
-    """Check what was asked for and return SGLang's arguments with our defaults added where none was given."""
-    from sglang_hybrid.engine.launch import arguments, preflight, slots
-
+    namespace = flags.parse_engine(rest)
     preflight.check_port(namespace.host, namespace.port)
-    preflight.check_files(config, namespace)
-    model = preflight.inspect_model(namespace)
-    preflight.check_model_is_ours(config, model)
-    final, namespace = arguments.complete(namespace, rest, config, model)
-    preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
-    for note in (model.note, arguments.unused_memory(namespace, config, model)):
-        if note:
-            print(f"note: {note}", file=sys.stderr)  # noqa: T201
-    return final
+    final, notes = preparation.complete(namespace, rest, config)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)  # noqa: T201
+    return _hand_over(final)
 
 
 def _hand_over(arguments: list[str]) -> int:

@@ -16,10 +16,13 @@ from tests.engine.support import PATIENCE_S, Client
 pytestmark = pytest.mark.engine
 
 
-def test_it_measures_a_server(serve: Callable[..., Client], models: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai"])
+def test_it_measures_a_server_and_says_why_tokens_missed(
+    serve: Callable[..., Client], models: Callable[[str], Path], tmp_path: Path, backend: str
+) -> None:
     server, out = serve("gdn", "--chunked-prefill-size", "128").server, tmp_path / "out.jsonl"
     folder = str(models("gdn"))
-    flags = ["--backend", "sglang", "--host", "127.0.0.1", "--port", str(server.port), "--model", folder]
+    flags = ["--backend", backend, "--host", "127.0.0.1", "--port", str(server.port), "--model", folder]
     load = [
         "--dataset-name",
         "random-ids",
@@ -42,3 +45,9 @@ def test_it_measures_a_server(serve: Callable[..., Client], models: Callable[[st
     assert result["completed"] == 6
     for key in ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "output_throughput"):
         assert result[key] > 0
+    report = result["cache_report"]
+    missed = report["miss_tokens"]
+    assert report["total_cached_tokens"] + sum(missed.values()) == report["total_prompt_tokens"]
+    assert "Cache hit rate:" in done.stdout
+    for reason, tokens in missed.items():
+        assert f"{reason + ':':<40} {tokens}" in done.stdout

@@ -120,15 +120,19 @@ def test_what_is_beyond_a_limit_is_refused_with_its_name(client: Client) -> None
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_responses_are_served_from_cache(client: Client, models: Callable[[str], Path], streams: bool) -> None:
-    """SGLang leaves the endpoint out, with an error of the server, where a package of its own is missing."""
+    """SGLang leaves the endpoint out, with an error of the server, where a package of its own is missing.
+
+    Every prompt token was cached or has the reason why not; the first prompt has nothing but reasons.
+    """
     text = ("streamed" if streams else "whole") + " words" * 60
     body = {"model": str(models("gdn")), "input": text, "max_output_tokens": 4, "stream": streams}
     cached = []
     for _ in range(2):
         status, answer = client.answer("/v1/responses", body)
         assert status == 200, answer
-        counts = re.findall(r'"cached_tokens":(\d+)', answer)
-        cached.append(int(counts[-1]))
+        cached.append(int(re.findall(r'"cached_tokens":(\d+)', answer)[-1]))
+        missed = json.loads(re.findall(r'"miss_tokens":({[^}]*})', answer)[-1])
+        assert cached[-1] + sum(missed.values()) == int(re.findall(r'"(?:prompt|input)_tokens":(\d+)', answer)[-1])
     assert cached[0] < 64 <= cached[1]
 
 

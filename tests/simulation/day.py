@@ -160,18 +160,12 @@ class Day:
 
 def prepare(plan: Plan, model: Path) -> tuple[Any, Any]:
     """SGLang's arguments and ports as the launcher makes them."""
-    from sglang_hybrid import launch_server
-    from sglang_hybrid.core.config import ENVIRONMENT_KEY
-    from sglang_hybrid.engine.launch import flags
+    from sglang_hybrid.engine.launch import flags, preparation
 
     ranks = ("--tp", str(plan.ranks)) if plan.ranks > 1 else ()
     config, rest = flags.split(["--model-path", str(model), "--log-level", "error", *ranks, *plan.flags])
-    launch_server._enter_platform(rest, config)
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-    final = launch_server._complete(flags.parse_engine(rest), rest, config)
-    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    preparation.enter(rest, config, None)
+    final, _ = preparation.complete(flags.parse_engine(rest), rest, config)
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     prepared = prepare_server_args(final)

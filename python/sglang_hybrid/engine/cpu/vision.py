@@ -6,7 +6,7 @@ the operators whose binary cannot be loaded.
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.machinery import PathFinder
 
 import torch
 
@@ -16,7 +16,7 @@ _libraries: list[torch.library.Library] = []
 
 def install() -> None:
     """Declare torchvision's operators; nothing to do on a CUDA build of PyTorch, without torchvision, or twice."""
-    if _libraries or torch.version.cuda is not None or importlib.util.find_spec("torchvision") is None:
+    if _libraries or torch.version.cuda is not None or PathFinder.find_spec("torchvision") is None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in _OPERATORS:

@@ -1,13 +1,16 @@
 """`usage.prompt_tokens_details.miss_tokens`: why prompt tokens missed, in the OpenAI endpoints' answers.
 
-Streamed answers have it in the chunk that carries their usage. Runs in the HTTP process. SGLang's response models drop
-fields they do not know, so the one that takes ours is told to keep them, and the models that contain it are rebuilt.
+Streamed answers have it in the chunk that carries their usage, and `sglext.cached_tokens_details` has it as
+`miss_<reason>`, as the native endpoint does, for requests with `return_cached_tokens_details`. Runs in the HTTP
+process. SGLang's response models drop fields they do not know, so those that take ours are told to keep them, and the
+models that contain them are rebuilt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 PREFIX = "miss_"
@@ -18,19 +21,77 @@ class Cached(int):
 
     misses: Mapping[str, int]
 
+    def __bool__(self) -> bool:
+        """SGLang's responses endpoint says nothing of a count that is false; a cold prompt has the most to say."""
+        return True
+
 
 def open_models() -> None:
     """Let SGLang's response models keep our field."""
     from pydantic import BaseModel
     from sglang.srt.entrypoints.openai import protocol
+    from sglang.srt.entrypoints.openai.protocol import (
+        CachedTokensDetails,
+        PromptTokensDetails,
+        PromptTokenUsageInfo,
+        ResponsesResponse,
+    )
 
-    protocol.PromptTokensDetails.model_config["extra"] = "allow"
-    protocol.PromptTokensDetails.model_rebuild(force=True)
-    for model in list(vars(protocol).values()):
+    PromptTokensDetails.model_config["extra"] = "allow"
+    PromptTokensDetails.model_rebuild(force=True)
+    PromptTokenUsageInfo.model_config["extra"] = "allow"
+    PromptTokenUsageInfo.model_rebuild(force=True)
+    CachedTokensDetails.model_config["extra"] = "allow"
+    CachedTokensDetails.model_rebuild(force=True)
+    if not hasattr(PromptTokenUsageInfo.__init__, "__wrapped__"):
+        PromptTokenUsageInfo.__init__ = _explained(PromptTokenUsageInfo.__init__, "cached_tokens", _nested)
+        CachedTokensDetails.__init__ = _explained(CachedTokensDetails.__init__, "device", _flat)
+    _explain_responses(ResponsesResponse.__pydantic_decorators__.field_serializers)
+    opened = [PromptTokensDetails.__name__, PromptTokenUsageInfo.__name__, CachedTokensDetails.__name__]
+    for model in list(vars(protocol).values()):  # in the order of definition: what contains stands behind its parts
         if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == protocol.__name__:
             kinds = [str(field.annotation) for field in model.model_fields.values()]
-            if any("UsageInfo" in kind or "PromptTokensDetails" in kind for kind in kinds):
+            if any(name in kind for name in opened for kind in kinds):
                 model.model_rebuild(force=True)
+                opened.append(model.__name__)
+
+
+def _explain_responses(serializers: dict[str, Any]) -> None:
+    """`/v1/responses` writes its usage in words of its own, by a serializer that SGLang 0.5.17 does not have yet."""
+    found = serializers.get("_serialize_usage")
+    if found is None or hasattr(found.func, "__wrapped__"):
+        return
+    serialize = found.func
+
+    @wraps(serialize)
+    def explained(self: Any, usage: Any, info: Any) -> Any:
+        shown = serialize(self, usage, info)
+        if missed := getattr(getattr(usage, "prompt_tokens_details", None), "miss_tokens", None):
+            shown["input_tokens_details"]["miss_tokens"] = missed
+        return shown
+
+    found.func = explained
+
+
+def _explained(
+    build: Callable[..., None], counter: str, fields_of: Callable[[Mapping[str, int]], dict[str, Any]]
+) -> Callable[..., None]:
+    """A constructor of details that SGLang calls with nothing but counts: take the misses that `counter` carries."""
+
+    @wraps(build)
+    def explained(self: Any, **fields: Any) -> None:
+        count = fields.get(counter)
+        build(self, **fields, **(fields_of(count.misses) if isinstance(count, Cached) else {}))
+
+    return explained
+
+
+def _nested(misses: Mapping[str, int]) -> dict[str, Any]:
+    return {"miss_tokens": dict(misses)}
+
+
+def _flat(misses: Mapping[str, int]) -> dict[str, Any]:
+    return {PREFIX + reason: tokens for reason, tokens in misses.items()}
 
 
 def explain(
@@ -47,6 +108,8 @@ def carry(_: Any, output: Any) -> None:
     details = getattr(output, "cached_tokens_details", None)
     if details:
         output.cached_tokens = [_carrying(*each) for each in zip(output.cached_tokens, details, strict=True)]
+        for each in filter(None, details):
+            each["device"] = _carrying(each.get("device", 0), each)
 
 
 def explain_stream(

@@ -41,8 +41,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 
 def check(namespace: Any, config: HybridConfig) -> None:
-    """Raise ConfigError for a port, a model folder, a tokenizer or a file that cannot be used."""
-    preflight.check_port(namespace.host, namespace.port)
+    """Raise ConfigError for a model folder, a tokenizer or a file that cannot be used."""
     preflight.check_files(config, namespace)
     if namespace.model_path is not None:
         preflight.inspect_model(namespace)

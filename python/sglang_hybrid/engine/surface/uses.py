@@ -20,13 +20,17 @@ _CORE = "srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
 
 USES: tuple[Use, ...] = (
     Use("benchmark.serving:cli_main", IMPORT, "bench_serving", CLIENT),
+    Use("benchmark:serving", IMPORT, "bench_serving", CLIENT),
     Use("launch_server:run_server", IMPORT, "launch_server", LAUNCHER),
     Use("srt.arg_groups.overrides:resolving_view", IMPORT, "compat", EVERY, since="0.5.21"),
     Use(
         "srt.arg_groups.overrides:supports_mamba_cache_extra_buffer", IMPORT, "cpu.extra_buffer", SCHEDULER, when="cpu"
     ),
     Use("srt.constants:HEALTH_CHECK_RID_PREFIX", IMPORT, "frontend.ids", SCHEDULER),
+    Use("srt.entrypoints.openai.protocol:CachedTokensDetails", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai.protocol:PromptTokensDetails", IMPORT, "frontend.usage", HTTP),
+    Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo", IMPORT, "frontend.usage", HTTP),
+    Use("srt.entrypoints.openai.protocol:ResponsesResponse", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai:protocol", IMPORT, "frontend.usage", HTTP),
     Use("srt.environ:envs", IMPORT, "launch.slots", LAUNCHER),
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
@@ -106,7 +110,12 @@ USES: tuple[Use, ...] = (
     Use("srt.platforms", NAME, "launch.doctor", LAUNCHER),
     Use("srt.plugins", NAME, "launch.doctor", LAUNCHER),
     # Extended for answers; SGLang's models drop fields they do not know.
+    Use("benchmark.serving:calculate_metrics", ASSIGNED, "bench_serving", CLIENT),
+    Use("srt.entrypoints.openai.protocol:CachedTokensDetails.__init__", ASSIGNED, "frontend.usage", HTTP),
+    Use("srt.entrypoints.openai.protocol:CachedTokensDetails.model_config", ASSIGNED, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai.protocol:PromptTokensDetails.model_config", ASSIGNED, "frontend.usage", HTTP),
+    Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo.__init__", ASSIGNED, "frontend.usage", HTTP),
+    Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo.model_config", ASSIGNED, "frontend.usage", HTTP),
     # Names with an underscore.
     Use("srt.managers.io_struct:_USE_PICKLE_IPC", PRIVATE, "frontend.ids", SCHEDULER),
     Use("srt.managers.io_struct:GenerateReqInput._sub_obj_cache", PRIVATE, "frontend.requests", HTTP),

@@ -1,0 +1,56 @@
+"""From what the user asked for to what SGLang is started with; the same for the server and the offline engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.engine.launch import early
+from sglang_hybrid.plugin import activate_platform
+
+
+def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
+    """Check what can be checked at once, choose CPU or GPU, and load the plugins.
+
+    SGLang reads the environment when it is imported, so nothing may have imported it before. `rest` is what the user
+    gave SGLang, `seen` what early.read found in it, or None where nothing is started. Raises ConfigError.
+    """
+    if seen is not None:
+        early.check(seen, config)
+    from sglang_hybrid.engine.launch import cpu_profile, platform
+
+    on_cpu = platform.wants_cpu(rest)
+    if on_cpu:
+        for name, value in cpu_profile.environment(config).items():
+            os.environ.setdefault(name, value)
+        activate_platform()
+        if seen is not None:
+            early.check_ranks(seen)
+            early.check_memory(config)
+    from sglang_hybrid.engine import compat
+
+    compat.check_engine()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+
+
+def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[list[str], list[str]]:
+    """SGLang's arguments with our defaults behind those of the user, and notes to print; raises ConfigError.
+
+    `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
+    for the processes to come.
+    """
+    from sglang_hybrid.engine.launch import arguments, preflight, slots
+    from sglang_hybrid.engine.surface import registration
+
+    preflight.check_files(config, namespace)
+    model = preflight.inspect_model(namespace)
+    preflight.check_model_is_ours(config, model)
+    final, namespace = arguments.complete(namespace, rest, config, model)
+    preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
+    notes = (model.note, arguments.unused_memory(namespace, config, model))
+    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    registration.verify()
+    return final, [note for note in notes if note]

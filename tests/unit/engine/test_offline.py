@@ -1,0 +1,45 @@
+"""What `sglang_hybrid.Engine` makes of its keywords, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import sglang_hybrid
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import offline
+
+
+def test_ours_and_sglangs() -> None:
+    config, given = offline.split({"model_path": "m", "hybrid_policy": "lru", "tp_size": 2})
+    assert config.policy == "lru"
+    assert given == {"model_path": "m", "tp_size": 2}
+
+
+def test_keywords_as_a_command_line() -> None:
+    said = {"model_path": "m", "enable_metrics": True, "disable_radix_cache": False, "dtype": None, "max_loras": 3}
+    said |= {"lora_paths": ["a", "b"], "custom_sigquit_handler": print}
+    assert offline.as_flags(said) == [
+        *("--model-path", "m", "--enable-metrics", "--max-loras", "3", "--lora-paths", "a", "b")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"hybrid_polisy": "lru"}, "did you mean 'policy'.*polisy"),
+        ({"hybrid_policy": "gdsf"}, "the policy is the simulator's.*gdsf"),
+        ({"server_args": object()}, "one by one, not as server_args"),
+        ({"model_path": "./absent"}, "absent"),
+    ],
+)
+def test_what_the_launcher_refuses_is_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        sglang_hybrid.Engine(**arguments)
+
+
+def test_the_package_itself_imports_nothing_heavy() -> None:
+    code = "import sys, sglang_hybrid; print(sorted({'torch', 'sglang', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
