@@ -46,6 +46,7 @@ def _serve(arguments: list[str]) -> int:
     if seen is not None:
         early.check(seen, config)
     if _enter_platform(rest, config) and seen is not None:
+        early.check_model(seen)
         early.check_ranks(seen)
         early.check_memory(config)
     from sglang_hybrid.engine import compat

@@ -3,13 +3,14 @@
 A process of its own, because importing SGLang patches transformers and needs operators a CPU torchvision lacks.
 A case is `{"config": {...}, "tp": n}`; an answer has bytes per rank: `conv`, `temporal` and `pool_slot` (one slot of a
 really allocated MambaPool, only for small states) of one state, `kv` of one token; `chunk`, the checkpoint grid; and
-`served`, the configuration as a server has it.
+`served`, the configuration as a server has it. Beside the answers, `hybrids` is what SGLang serves.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from math import prod
@@ -119,9 +120,32 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         return result
 
 
+def hybrids() -> dict[str, Any]:
+    """What SGLang serves that is hybrid: `architectures` by its lists, `model_types` of configurations with states.
+
+    `extra_buffer` are those for which it allows that strategy, `served` the names of all classes in its model files.
+    """
+    from sglang.srt import configs
+    from sglang.srt.arg_groups import overrides
+    from sglang.srt.configs import linear_attn_model_registry as registry
+
+    named = {name for spec in registry._LINEAR_ATTN_MODEL_REGISTRY for name in spec.arch_names}
+    classes = [value for value in vars(configs).values() if hasattr(value, "mamba2_cache_params")]
+    models = Path(configs.__file__).parent.with_name("models")
+    sources = [file.read_text(encoding="utf-8") for file in models.rglob("*.py")]
+    return {
+        "architectures": sorted(
+            named | overrides._MAMBA_RADIX_CACHE_ARCHS | overrides._MAMBA_EXTRA_BUFFER_ARCHS  # type: ignore[operator]
+        ),
+        "extra_buffer": sorted(overrides._MAMBA_EXTRA_BUFFER_ARCHS),
+        "model_types": {value.__name__: value.model_type for value in classes},
+        "served": sorted({name for text in sources for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}),
+    }
+
+
 if __name__ == "__main__":
     answers = []
     with tempfile.TemporaryDirectory() as root:
         for number, case in enumerate(json.load(sys.stdin)):
             answers.append(answer(case, Path(root) / str(number)))
-    sys.stdout.write(json.dumps(answers, default=str) + "\n")
+    sys.stdout.write(json.dumps({"answers": answers, "hybrids": hybrids()}, default=str) + "\n")

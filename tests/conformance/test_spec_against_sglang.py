@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.core.families import FAMILIES, UNPRICED
 from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import ModelSpec, from_config
 
 SCRIPT = Path(__file__).with_name("sglang_pool_sizes.py")
@@ -288,12 +290,41 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.fixture(scope="module")
-def sglang_says() -> dict[str, dict[str, Any]]:
-    """SGLang's answer to every case, from one process."""
+def sglang() -> dict[str, Any]:
+    """SGLang's answers to all cases, and what it serves, from one process."""
     cases = [{"config": config, "tp": tp} for config, tp in CASES.values()]
     done = subprocess.run([sys.executable, str(SCRIPT)], input=json.dumps(cases), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.fixture(scope="module")
+def sglang_says(sglang: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """SGLang's answer to every case by its name."""
+    return dict(zip(CASES, sglang["answers"], strict=True))
+
+
+def test_every_hybrid_architecture_of_sglang_is_in_the_table(sglang: dict[str, Any]) -> None:
+    """docs/models.md is written from the table, and the launcher refuses by it."""
+    hybrids = sglang["hybrids"]
+    drafts = ("NextN", "MTP")
+    unknown = [name for name in hybrids["architectures"] if name not in ARCHITECTURES and not name.endswith(drafts)]
+    assert not unknown, "SGLang serves hybrid models that core/served.py has no row for; add them, and their costs"
+    known = {*FAMILIES, *UNPRICED, *(f"{name}_text" for name in FAMILIES)}
+    without = {name: kind for name, kind in hybrids["model_types"].items() if kind not in known}
+    assert not without, "SGLang has configurations with states that core/families neither prices nor refuses"
+    listed = {row.model_type for row in ARCHITECTURES.values()}
+    assert listed <= {*FAMILIES, *UNPRICED}
+
+
+def test_the_table_says_what_this_sglang_serves(sglang: dict[str, Any]) -> None:
+    later = {name for name, row in ARCHITECTURES.items() if "from SGLang 0.5.23" in row.note}
+    for name, row in ARCHITECTURES.items():
+        if name not in later:
+            assert (row.where is not Where.SPEC) == (name in sglang["hybrids"]["served"]), name
+        if row.where is Where.CPU:  # where the launcher asks
+            assert row.extra_buffer == (name in sglang["hybrids"]["extra_buffer"]), name
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,6 +4,7 @@ Field names and defaults follow the configuration classes of transformers and SG
 compared with SGLang's own in tests/conformance/test_spec_against_sglang.py, the weights with transformers' modules.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -42,13 +43,17 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         raise ConfigError(f"no costs for {shown}, {UNPRICED[model_type]}: {model_type!r}")
     family = FAMILIES.get(model_type)
     if family is None:
-        supported = ", ".join(sorted(FAMILIES))
+        near = difflib.get_close_matches(model_type, FAMILIES, 3)
+        supported = f"near model types with costs are {', '.join(near)}" if near else _families()
         raise ConfigError(
-            f"unsupported architecture {shown or 'without model_type'}, supported model types are {supported}: "
-            f"{model_type!r}"
+            f"no costs are known for architecture {shown or 'without model_type'}; {supported}: {model_type!r}"
         )
     text = next((reader.nested(key) for key in _TEXT_PARTS if reader.value(key) is not None), reader)
     return replace(family(text), context_tokens=text.count("max_position_embeddings", default=0))
+
+
+def _families() -> str:
+    return f"model types with costs are {', '.join(sorted(FAMILIES))}"
 
 
 FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyType(
@@ -78,6 +83,7 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyTyp
         "mamba2": pure_mamba2,
         "minicpm_sala": minicpm_sala,
         "minicpmv4_6": qwen_hybrid,
+        "minicpmv4_7": qwen_hybrid,
         "minimax": minimax,
         "minimax_m1": minimax,
         "minimax_text_01": minimax,

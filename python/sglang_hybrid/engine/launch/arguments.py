@@ -38,7 +38,8 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)
-        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32")
+        name = model.config["architectures"][0] if model.config else ""
+        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32", name)
     final = list(rest)
     for name, value in extra.items():
         flag = "--" + name.replace("_", "-")

@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.prefix.request_log import check_writable
@@ -87,9 +88,26 @@ def _check_architecture(config: dict[str, Any]) -> None:
         served.update(re.findall(r"^class (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
     if name in served:
         return
+    if name in ARCHITECTURES:
+        raise ConfigError(f"this SGLang serves no such architecture; `sglang-hybrid spec` and simulate know it: {name}")
     close = difflib.get_close_matches(name, [n for n in served if n.endswith(("CausalLM", "Generation"))], n=3)
     near = f"; the nearest it knows: {', '.join(close)}" if close else ""
     raise ConfigError(f"this SGLang serves no such architecture{near}: {name}")
+
+
+def check_computable(model: Model) -> None:
+    """On a CPU: raise ConfigError for layers that only SGLang's GPU kernels compute.
+
+    Such a server would start, say that it is ready and die on its first request.
+    """
+    name = model.config["architectures"][0] if model.config else ""
+    row = ARCHITECTURES.get(name)
+    if row is not None and row.where is not Where.CPU:
+        here = ", ".join(known for known, served in ARCHITECTURES.items() if served.where is Where.CPU)
+        raise ConfigError(
+            f"this machine has no GPU, and the {' and '.join(row.kinds)} layers of this model have no kernels for a "
+            f"CPU; serve it on a GPU. Hybrid models served here are {here}: {name}"
+        )
 
 
 def check_port(host: str, port: int) -> None:
