@@ -58,11 +58,14 @@ def transformer(reader: ConfigReader) -> Architecture:
     if "sliding_attention" in (reader.items("layer_types", of=str) or []):
         raise reader.wrong("layer_types", "free of sliding windows, whose KV does not grow with the prompt", "sliding")
     heads, hidden = attention(reader), reader.count("hidden_size")
+    # Mixtral; transformers writes Qwen3-MoE's number of experts under this name too
+    is_mixtral = reader.value("num_local_experts") is not None and reader.value("moe_intermediate_size") is None
     layers: list[Layer] = []
     for index in range(depth(reader)):
-        feed_forward = qwen_feed_forward(reader, index)
-        if reader.value("num_local_experts") is not None and reader.value("moe_intermediate_size") is None:  # Mixtral
+        if is_mixtral:
             experts, top_k = reader.count("num_local_experts"), reader.count("num_experts_per_tok")
-            feed_forward = Moe(hidden, reader.count("intermediate_size"), experts, top_k)
+            feed_forward: Layer = Moe(hidden, reader.count("intermediate_size"), experts, top_k)
+        else:
+            feed_forward = qwen_feed_forward(reader, index)
         layers += [heads, feed_forward]
     return Architecture(tuple(layers))

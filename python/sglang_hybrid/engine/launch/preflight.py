@@ -27,12 +27,16 @@ _LEAST_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the model before the engine loads it; `config` is None for a hub name not on this disk."""
+    """What is known of the model before the engine loads it; `config` is None for a hub name not on this disk.
+
+    `reason` says why a configuration has no costs.
+    """
 
     path: str
     config: dict[str, Any] | None = None
     spec: ModelSpec | None = None
     note: str | None = None
+    reason: str = ""
 
 
 def inspect_model(namespace: Any) -> Model:
@@ -53,7 +57,8 @@ def inspect_model(namespace: Any) -> Model:
     try:
         spec = from_config(config)
     except ConfigError as error:
-        return Model(path, config, None, f"costs of this model are unknown, sizes are SGLang's own: {error}")
+        note = f"costs of this model are unknown, sizes and cache are SGLang's own: {error}"
+        return Model(path, config, None, note, str(error))
     note = None
     if spec.checkpoint_bytes == 0:
         note = "the model has no recurrent layers: it is served, with plain attention caching"
