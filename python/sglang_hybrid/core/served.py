@@ -32,7 +32,8 @@ class Served:
     """One architecture: `model_type` of its configuration, and the kinds of its layers that keep something.
 
     Kinds are of `core.layers.KINDS`. `example` is the preset whose sizes are shown. `extra_buffer`: SGLang allows that
-    strategy for it. Models without costs (`families.UNPRICED`) run on SGLang's own cache.
+    strategy for it. `not_on_cpu`: a kind of layer with which a CPU does not compute it. Models without costs
+    (`families.UNPRICED`) run on SGLang's own cache.
     """
 
     model_type: str
@@ -42,6 +43,7 @@ class Served:
     example: str = ""
     note: str = ""
     extra_buffer: bool = True
+    not_on_cpu: str = ""
 
 
 _MULTIMODAL = "the text part of a multimodal model"
@@ -115,7 +117,13 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "MiniMaxText01ForCausalLM": Served("minimax_text_01", Where.SPEC, Saves.NONE, ("lightning", "attention")),
         "MiniMaxM1ForCausalLM": Served("minimax_m1", Where.SPEC, Saves.NONE, ("lightning", "attention")),
         "NemotronHForCausalLM": Served(
-            "nemotron_h", Where.CPU, Saves.ANY, ("mamba2", "attention"), example="nemotron-3-nano-30b-a3b"
+            "nemotron_h",
+            Where.CPU,
+            Saves.ANY,
+            ("mamba2", "attention"),
+            example="nemotron-3-nano-30b-a3b",
+            note="a CPU serves those without experts",
+            not_on_cpu="moe",
         ),
         "NemotronH_Nano_VL_V2": Served(
             "NemotronH_Nano_VL_V2", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL
@@ -133,9 +141,7 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "GraniteMoeHybridForCausalLM": Served(
             "granitemoehybrid", Where.CPU, Saves.ANY, ("mamba2", "attention"), example="granite-4.0-h-small"
         ),
-        "Mamba2ForCausalLM": Served(
-            "mamba2", Where.CPU, Saves.ANY, ("mamba2",), example="mamba-codestral-7b", extra_buffer=False
-        ),
+        "Mamba2ForCausalLM": Served("mamba2", Where.GPU, Saves.ANY, ("mamba2",), example="mamba-codestral-7b"),
         "BambaForCausalLM": Served("bamba", Where.SPEC, Saves.NONE, ("mamba2", "attention")),
         "Zamba2ForCausalLM": Served("zamba2", Where.SPEC, Saves.NONE, ("mamba2", "attention"), example="zamba2-7b"),
         "MambaForCausalLM": Served("mamba", Where.GPU, Saves.TAIL, ("mamba1",)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.families import FAMILIES
 from sglang_hybrid.core.presets import PUBLISHED
-from sglang_hybrid.core.spec import from_config, preset
+from sglang_hybrid.core.spec import describe, from_config, preset
 
 QWEN = dict(PUBLISHED["qwen3-next-80b-a3b"])
 NEMOTRON = dict(PUBLISHED["nemotron-h-8b"])
@@ -251,6 +253,25 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str | None, 
         path.write_text(content)
     with pytest.raises(ConfigError, match=f"{message}.*{path}"):
         from_config(path)
+
+
+HOSTILE = (None, "", "4", -1, 0, 1.5, True, [], {}, [None], [[1]], float("nan"), float("inf"), 10**9, 10**30)
+
+
+def damaged(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`config` with one key, nested ones too, missing or of a wrong value."""
+    for key, value in config.items():
+        yield without(dict(config), key)
+        yield from ({**config, key: wrong} for wrong in HOSTILE)
+        if isinstance(value, Mapping):
+            yield from ({**config, key: inner} for inner in damaged(value))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_one_damaged_key_is_harmless_or_a_configuration_error(name: str) -> None:
+    for config in [*damaged(PUBLISHED[name])][::2]:
+        with contextlib.suppress(ConfigError):
+            describe(from_config(config))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

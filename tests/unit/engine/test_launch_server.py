@@ -16,7 +16,9 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.served import ARCHITECTURES, Where
+from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo.server import free_port
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
 from sglang_hybrid.engine.launch.preflight import Model
@@ -195,7 +197,7 @@ def test_layers_without_cpu_kernels_are_refused_on_a_cpu(
 ) -> None:
     config = {**QWEN3_NEXT, "architectures": [name], "model_type": ARCHITECTURES[name].model_type}
     namespace = argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="dummy")
-    with pytest.raises(ConfigError, match=f"serve it on a GPU.* Qwen3NextForCausalLM, .*: {name}"):
+    with pytest.raises(ConfigError, match=f"on a GPU only.* Qwen3NextForCausalLM, .*: {name}"):
         early.check_model(namespace)
     monkeypatch.setattr(
         preflight, "ARCHITECTURES", {**ARCHITECTURES, name: replace(ARCHITECTURES[name], where=Where.CPU)}
@@ -210,7 +212,19 @@ def test_a_gpu_model_is_refused_before_sizes_are_asked_for(capsys: pytest.Captur
     for given in ((), sizes):
         line = refused(capsys, "--model-path", str(write(tmp_path, config)), "--device", "cpu", *given)
         assert line.endswith(": KimiLinearForCausalLM")
-        assert "the kda and attention layers" in line
+        assert "served on a GPU only" in line
+
+
+def test_nemotron_with_experts_needs_a_gpu(tmp_path: Path) -> None:
+    """SGLang's router multiplies into another type, which PyTorch does on a GPU only."""
+    for preset, served in (("nemotron-h-8b", True), ("nemotron-3-nano-30b-a3b", False)):
+        config = {**PUBLISHED[preset], "architectures": ["NemotronHForCausalLM"]}
+        model = Model("x", config, from_config(config))
+        if served:
+            preflight.check_computable(model)
+        else:
+            with pytest.raises(ConfigError, match=r"with moe layers .* on a GPU only.*: NemotronHForCausalLM"):
+                preflight.check_computable(model)
 
 
 def test_a_model_that_only_spec_knows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -101,17 +101,24 @@ def _check_architecture(config: dict[str, Any]) -> None:
 
 
 def check_computable(model: Model) -> None:
-    """On a CPU: raise ConfigError for layers that only SGLang's GPU kernels compute.
+    """On a CPU: raise ConfigError for a hybrid model with layers that only SGLang's GPU kernels compute.
 
     Such a server would start, say that it is ready and die on its first request.
     """
     name = model.config["architectures"][0] if model.config else ""
     row = ARCHITECTURES.get(name)
-    if row is not None and row.where is not Where.CPU:
+    if row is None:
+        return
+    if row.where is not Where.CPU:
         here = ", ".join(known for known, served in ARCHITECTURES.items() if served.where is Where.CPU)
         raise ConfigError(
-            f"this machine has no GPU, and the {' and '.join(row.kinds)} layers of this model have no kernels for a "
-            f"CPU; serve it on a GPU. Hybrid models served here are {here}: {name}"
+            f"this model is served on a GPU only, and none is here or --device says so; hybrid models served on a CPU "
+            f"are {here}: {name}"
+        )
+    if model.spec is not None and row.not_on_cpu in model.spec.layer_counts:
+        raise ConfigError(
+            f"with {row.not_on_cpu} layers this model is served on a GPU only, and none is here or --device says so: "
+            f"{name}"
         )
 
 
