@@ -19,9 +19,10 @@ of them. Every other model of SGLang has attention only: it is served, with SGLa
 
 `sglang-hybrid spec FOLDER` prints the sizes of any model whose family is here, and how much a budget holds of them.
 
-- **Served on**: with our cache. On a GPU that means read in SGLang's source and tested on a CPU as far as that goes;
-  nothing was run on one ([gpu.md](gpu.md)). *CPU* means that the layers run in PyTorch where there is no GPU. There the
-  launcher refuses the others. *spec only* means that SGLang has no such model: `spec` and the simulator know its costs.
+- **Served on**: with our cache, unless the next column says otherwise. *GPU* means that SGLang serves it there and that
+  sizes were compared with SGLang's own; nothing was run on one ([gpu.md](gpu.md)). *CPU* means that a small model of it
+  was served without a GPU, with hits. There the launcher refuses the others. *spec only* means that SGLang has no such
+  model: `spec` and the simulator know its costs.
 - **A prefill saves**: the states that one prefill can leave in the cache. Where that is the tail only, a prefix is
   reused from the end of an earlier prefill or answer.
 - **Layers** and sizes are those of the model in the last column, with bfloat16 KV and windows; `attention` has KV, the
