@@ -2,13 +2,15 @@
 
 A process of its own, because importing SGLang patches transformers and needs operators a CPU torchvision lacks.
 A case is `{"config": {...}, "tp": n}`; an answer has bytes per rank: `conv`, `temporal` and `pool_slot` (one slot of a
-really allocated MambaPool, only for small states) of one state, `kv` of one token, and `chunk`, the checkpoint grid.
+really allocated MambaPool, only for small states) of one state, `kv` of one token; `chunk`, the checkpoint grid; and
+`served`, the configuration as a server has it. Beside the answers, `hybrids` is what SGLang serves.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from math import prod
@@ -33,6 +35,20 @@ ARCHITECTURES = {
     "mamba": "MambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
+    "NemotronH_Nano_VL_V2": "NemotronH_Nano_VL_V2",
+    "bailing_hybrid": "BailingMoeV2_5ForCausalLM",
+    "gigachat3_5": "GigaChat35ForCausalLM",
+    "intern_s2_preview": "InternS2PreviewForConditionalGeneration",
+    "interns2_mobius": "InternS2MobiusForConditionalGeneration",
+    "jet_nemotron": "JetNemotronForCausalLM",
+    "jet_vlm": "JetVLMForConditionalGeneration",
+    "kimi_k3": "KimiK3ForConditionalGeneration",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm2_vl": "Lfm2VlForConditionalGeneration",
+    "minicpm_sala": "MiniCPMSALAForCausalLM",
+    "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
+    "zaya": "ZayaForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -84,9 +100,10 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     tp = case["tp"]
     with get_parallel().override(attn_tp_size=tp, tp_size=tp, attn_dcp_size=1, enable_dsa_cache_layer_split=False):
         model = read_model(case["config"], folder)
-        hybrid = mambaish_config(model)
+        hybrid, served = mambaish_config(model), model.hf_config.to_dict()
         if hybrid is None:
-            return {"conv": 0, "temporal": 0, "kv": kv_bytes(model, model.num_hidden_layers), "chunk": None}
+            kv = kv_bytes(model, model.num_hidden_layers)
+            return {"conv": 0, "temporal": 0, "kv": kv, "chunk": None, "served": served}
         params = hybrid.mamba2_cache_params
         layers = len(params.layers)
         result = {
@@ -94,6 +111,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
             "temporal": prod(params.shape.temporal) * params.dtype.temporal.itemsize * layers,
             "kv": kv_bytes(model, len(hybrid.full_attention_layer_ids)),
             "chunk": getattr(model.hf_config, "mamba_chunk_size", None),
+            "served": served,
         }
         if result["conv"] + result["temporal"] != params.mamba_cache_per_req:
             raise AssertionError("the sum of the parts is not SGLang's mamba_cache_per_req")
@@ -102,9 +120,32 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         return result
 
 
+def hybrids() -> dict[str, Any]:
+    """What SGLang serves that is hybrid: `architectures` by its lists, `model_types` of configurations with states.
+
+    `extra_buffer` are those for which it allows that strategy, `served` the names of all classes in its model files.
+    """
+    from sglang.srt import configs
+    from sglang.srt.arg_groups import overrides
+    from sglang.srt.configs import linear_attn_model_registry as registry
+
+    named = {name for spec in registry._LINEAR_ATTN_MODEL_REGISTRY for name in spec.arch_names}
+    classes = [value for value in vars(configs).values() if hasattr(value, "mamba2_cache_params")]
+    models = Path(configs.__file__).parent.with_name("models")
+    sources = [file.read_text(encoding="utf-8") for file in models.rglob("*.py")]
+    return {
+        "architectures": sorted(
+            named | overrides._MAMBA_RADIX_CACHE_ARCHS | overrides._MAMBA_EXTRA_BUFFER_ARCHS  # type: ignore[operator]
+        ),
+        "extra_buffer": sorted(overrides._MAMBA_EXTRA_BUFFER_ARCHS),
+        "model_types": {value.__name__: value.model_type for value in classes},
+        "served": sorted({name for text in sources for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}),
+    }
+
+
 if __name__ == "__main__":
     answers = []
     with tempfile.TemporaryDirectory() as root:
         for number, case in enumerate(json.load(sys.stdin)):
             answers.append(answer(case, Path(root) / str(number)))
-    sys.stdout.write(json.dumps(answers) + "\n")
+    sys.stdout.write(json.dumps({"answers": answers, "hybrids": hybrids()}, default=str) + "\n")

@@ -26,10 +26,14 @@ PUBLISHED_TOTAL = {
     "granite-4.0-h-small": 32,
     "mamba-codestral-7b": 7.3,
     "falcon-mamba-7b": 7.0,
+    "lfm2-1.2b": 1.17,
+    "lfm2-8b-a1b": 8.3,
+    "minimax-text-01": 456,
     "llama-3.1-8b": 8.0,
     "qwen3-30b-a3b": 30.5,
 }
-BUILT = [name for name in PUBLISHED if name != "kimi-linear-48b-a3b"]  # transformers has no Kimi-Linear
+NOT_IN_TRANSFORMERS = {"kimi-linear-48b-a3b", "minicpm-sala", "ring-mini-linear-2.0", "zaya1-8b"}
+BUILT = [name for name in PUBLISHED if name not in NOT_IN_TRANSFORMERS]
 BAMBA = {
     "model_type": "bamba",
     "hidden_size": 64,
@@ -75,14 +79,33 @@ def test_linear_flops_are_twice_the_active_weights_and_a_little(name: str) -> No
     assert 1.0 <= spec.flops_per_token / (2 * spec.active_weights) < 1.05
 
 
-def test_kimi_linear_has_its_published_size() -> None:
-    """48B in all (49.1 on the weights' index), 3B active, from our own formulas: no module to compare with."""
-    spec = preset("kimi-linear-48b-a3b")
-    embeddings = 2 * 163840 * 2304
+def parameters(name: str, embeddings: int) -> float:
+    """Billions, with so many matrices of embeddings, from our own formulas: no module to compare with."""
+    spec = preset(name)
     idle = sum(
-        (layer.experts - layer.top_k) * 3 * layer.hidden * layer.intermediate
+        (layer.experts - layer.top_k) * 3 * (layer.latent or layer.hidden) * layer.intermediate
         for layer in spec.layers
         if isinstance(layer, Moe)
     )
-    assert (spec.active_weights + idle + embeddings) / 1e9 == pytest.approx(49.1, rel=0.01)
-    assert (spec.active_weights + embeddings / 2) / 1e9 == pytest.approx(3, rel=0.05)
+    config = PUBLISHED[name]
+    return float(spec.active_weights + idle + embeddings * config["vocab_size"] * config["hidden_size"]) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "embeddings", "total"),
+    [
+        ("kimi-linear-48b-a3b", 2, 49.1),  # of the weights' index
+        ("minicpm-sala", 2, 9.477),  # 18,076.38 MiB in bfloat16
+        ("ring-mini-linear-2.0", 2, 16.4),  # of its model card
+        ("zaya1-8b", 0, 8.4),  # of its model card, which seems not to count them: 8.8 with
+    ],
+)
+def test_models_that_transformers_lacks_have_their_published_size(name: str, embeddings: int, total: float) -> None:
+    assert parameters(name, embeddings) == pytest.approx(total, rel=0.015)
+
+
+def test_active_parameters_of_models_that_transformers_lacks() -> None:
+    """3B of Kimi-Linear with one of its two embeddings, 760M of ZAYA1 without."""
+    kimi = preset("kimi-linear-48b-a3b").active_weights + 163840 * 2304
+    assert kimi / 1e9 == pytest.approx(3, rel=0.05)
+    assert preset("zaya1-8b").active_weights / 1e6 == pytest.approx(760, rel=0.02)

@@ -67,6 +67,23 @@ def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], 
         history = history + answer + words(rng, 30)
 
 
+def test_windows_are_all_the_state_that_a_second_turn_needs(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """LFM2: a state has no recurrent part, and a prefill saves that of its end."""
+    client, reference, rng = serve("conv"), references("conv"), random.Random(14)
+    history, end = words(rng, 200), 1
+    for _ in range(3):
+        answer, cached = client.generate(history)
+        assert cached == end - 1
+        reference.assert_greedy(history, answer)
+        end = len(history) + len(answer)
+        history = history + answer + words(rng, 30)
+    for _ in range(2):  # two branches of it: the end of a prefill is no branch point, so nothing is wrongly reused
+        fork = history[:150] + words(rng, 60)
+        reference.assert_greedy(fork, client.generate(fork)[0])
+
+
 def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
     """Stock policy: the second prompt restarts from the last prefill chunk before the branch, the third from the branch
     itself, which was checkpointed when it was seen for the second time."""

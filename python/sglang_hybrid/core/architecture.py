@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sglang_hybrid.core.layers import Attention, Layer
+from sglang_hybrid.core.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from sglang_hybrid.core.reading import ConfigReader
-from sglang_hybrid.core.recurrent import Mamba1, Mamba2
+from sglang_hybrid.core.recurrent import GatedDeltaNet, Mamba1, Mamba2
 
 ATTENTION_LABELS = frozenset({"attention", "full_attention", "hybrid"})
 RECURRENT_LABELS = frozenset({"mamba", "mamba2", "linear_attention"})
+MOST_LAYERS = 4096  # no model has more; a damaged file does, and would take all memory
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,67 @@ def attention(reader: ConfigReader, output_gate: bool = False) -> Attention:
     )
 
 
-def mamba2(reader: ConfigReader, inner: int, chunk_key: str = "mamba_chunk_size") -> Mamba2:
+def depth(reader: ConfigReader) -> int:
+    """`num_hidden_layers`."""
+    count = reader.count("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise reader.wrong("num_hidden_layers", f"at most {MOST_LAYERS}", count)
+    return count
+
+
+def latent_attention(reader: ConfigReader, gate_width: int = 0) -> LatentAttention:
+    """Latent attention; `gate_width` is that of an output gate, 0 without one."""
+    hidden = reader.count("hidden_size")
+    return LatentAttention(
+        hidden=hidden,
+        heads=reader.count("num_attention_heads"),
+        nope_dim=reader.count("qk_nope_head_dim"),
+        rope_dim=reader.count("qk_rope_head_dim", minimum=0),
+        v_dim=reader.count("v_head_dim"),
+        kv_rank=reader.count("kv_lora_rank"),
+        q_rank=reader.count("q_lora_rank", default=0, minimum=0),
+        extra_weights=hidden * gate_width,
+    )
+
+
+def experts_after_the_first(reader: ConfigReader, experts_key: str, shared_key: str) -> list[Layer]:
+    """A feed-forward per layer: dense in the first `first_k_dense_replace`, then experts beside shared ones.
+
+    Dense everywhere without experts. `routed_expert_hidden_size` is the width that routed experts work on (Kimi K3).
+    """
+    hidden = reader.count("hidden_size")
+    dense: Layer = Mlp(hidden, reader.count("intermediate_size"))
+    sparse, experts = dense, reader.count(experts_key, default=0, minimum=0)
+    if experts:
+        width = reader.count("moe_intermediate_size")
+        sparse = Moe(
+            hidden,
+            width,
+            experts,
+            reader.count("num_experts_per_token", "num_experts_per_tok"),
+            shared_intermediate=width * reader.count(shared_key, default=0, minimum=0),
+            latent=reader.count("routed_expert_hidden_size", default=0, minimum=0),
+        )
+    first = reader.count("first_k_dense_replace", default=0, minimum=0)
+    frequency = reader.count("moe_layer_freq", default=1)
+    return [sparse if i >= first and i % frequency == 0 else dense for i in range(depth(reader))]
+
+
+def gated_delta(reader: ConfigReader) -> GatedDeltaNet:
+    """Gated DeltaNet by the names of Qwen3-Next."""
+    return GatedDeltaNet(
+        hidden=reader.count("hidden_size"),
+        k_heads=reader.count("linear_num_key_heads"),
+        v_heads=reader.count("linear_num_value_heads"),
+        k_dim=reader.count("linear_key_head_dim"),
+        v_dim=reader.count("linear_value_head_dim"),
+        conv_kernel=reader.count("linear_conv_kernel_dim", default=4, minimum=2),
+    )
+
+
+def mamba2(
+    reader: ConfigReader, inner: int, chunk_key: str = "mamba_chunk_size", groups_key: str = "mamba_n_groups"
+) -> Mamba2:
     heads = reader.count("mamba_n_heads", "n_mamba_heads", "mamba_num_heads", "num_heads")
     if inner % heads:
         raise reader.wrong("number of Mamba heads", f"a divisor of the inner width {inner}", heads)
@@ -46,7 +107,7 @@ def mamba2(reader: ConfigReader, inner: int, chunk_key: str = "mamba_chunk_size"
         hidden=reader.count("hidden_size"),
         heads=heads,
         head_dim=inner // heads,
-        groups=reader.count("mamba_n_groups", "mamba_ngroups", "n_groups", default=1),
+        groups=reader.count(groups_key, "mamba_n_groups", "mamba_ngroups", "n_groups", default=1),
         state=reader.count("mamba_d_state", "ssm_state_size", "state_size"),
         conv_kernel=reader.count("mamba_d_conv", "conv_kernel", default=4, minimum=2),
         chunk=reader.count(chunk_key, "mamba_chunk_size", "chunk_size", default=256),

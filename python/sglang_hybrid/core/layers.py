@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
 
-KINDS = ("attention", "gdn", "kda", "mamba1", "mamba2", "mlp", "moe")
+KINDS = ("attention", "cca", "conv", "gdn", "kda", "lightning", "mamba1", "mamba2", "mlp", "moe")
 
 
 def shard(count: int, tp: int, what: str) -> int:
@@ -111,7 +111,8 @@ class LatentAttention(Layer):
     """Multi-head latent attention (DeepSeek-V2, section 2.1): KV is one latent vector plus one rotary key per token.
 
     Prefill runs in the expanded form: query `D*H(dn+dr)` (through rank `q_rank` if > 0), latent `D*(r+dr)`, expansion
-    `r*H(dn+dv)`, output `H*dv*D`; a pair costs `2H(dn+dr+dv)` FLOPs. Ranks replicate the latent.
+    `r*H(dn+dv)`, output `H*dv*D`; a pair costs `2H(dn+dr+dv)` FLOPs. Ranks replicate the latent. `extra_weights` holds
+    an output gate.
     """
 
     hidden: int
@@ -121,6 +122,7 @@ class LatentAttention(Layer):
     v_dim: int
     kv_rank: int
     q_rank: int = 0
+    extra_weights: int = 0
 
     @property
     def kind(self) -> str:
@@ -132,7 +134,7 @@ class LatentAttention(Layer):
         query = self.q_rank * (self.hidden + query_width) if self.q_rank else self.hidden * query_width
         latent = self.hidden * (self.kv_rank + self.rope_dim)
         expansion = self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
-        return query + latent + expansion + self.heads * self.v_dim * self.hidden
+        return query + latent + expansion + self.heads * self.v_dim * self.hidden + self.extra_weights
 
     @property
     def mixing_flops(self) -> float:
@@ -169,6 +171,7 @@ class Moe(Layer):
     """Mixture of experts: router, `top_k` active experts of width F, and a shared expert of width F_s for all tokens.
 
     With a latent width (Nemotron 3 Super and up) routed experts work on `latent` channels between two projections.
+    `router` is the router's weights where it is more than one matrix `D*experts`.
     """
 
     hidden: int
@@ -179,6 +182,7 @@ class Moe(Layer):
     shared_gate: bool = False
     gated: bool = True
     latent: int = 0
+    router: int = 0
 
     @property
     def kind(self) -> str:
@@ -190,4 +194,4 @@ class Moe(Layer):
         width = self.latent or self.hidden
         routed = self.top_k * matrices * width * self.intermediate + (2 * self.hidden * width if self.latent else 0)
         shared = matrices * self.hidden * self.shared_intermediate + (self.hidden if self.shared_gate else 0)
-        return self.hidden * self.experts + routed + shared
+        return (self.router or self.hidden * self.experts) + routed + shared

@@ -1,6 +1,7 @@
 """Typed reading of a Hugging Face model configuration: every problem is a ConfigError that names the key."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ class ConfigReader:
             raise self.wrong(keys[0], f"an integer of at least {minimum}", value)
         return value
 
+    def number(self, *keys: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.value(*keys)
+        if value is None:
+            if default is None:
+                raise self._missing(*keys)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(keys[0], "a number above zero", value)
+        return float(value)
+
     def flag(self, *keys: str, default: bool) -> bool:
         """A boolean."""
         value = self.value(*keys)
@@ -87,6 +99,10 @@ class ConfigReader:
         if not isinstance(value, Mapping):
             raise self.wrong(key, "a mapping", value)
         return ConfigReader(value, f"{self.architecture}.{key}")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
+        """The same configuration where absent keys, and only those, have a value from `defaults`."""
+        return ConfigReader({**defaults, **self.config}, self.architecture)
 
     def wrong(self, key: str, expected: str, value: object) -> ConfigError:
         """The error for a key whose value has the wrong form."""

@@ -1,4 +1,4 @@
-"""Costs of one recurrent layer: gated delta rule (GDN, KDA), Mamba-2, Mamba-1; questions as in `core/layers.py`."""
+"""Costs of one recurrent layer: gated delta rule, lightning attention, Mamba; questions as in `core/layers.py`."""
 
 from dataclasses import dataclass
 
@@ -58,6 +58,24 @@ class GatedDeltaNet(Layer):
         return shard(width, tp, "convolution width") * (self.conv_kernel - 1)
 
 
+@dataclass(frozen=True)
+class JetBlock(GatedDeltaNet):
+    """Jet-Nemotron's block: a gated delta rule whose convolution, over v only, has taps that are computed per token.
+
+    They come from D through `v_width / reduction` channels. SGLang keeps a window over q, k and v all the same.
+    """
+
+    reduction: int = 1
+
+    @property
+    def weights(self) -> int:
+        value_width = self.v_heads * self.v_dim
+        inner = value_width // self.reduction
+        taps = self.hidden * inner + inner * value_width * self.conv_kernel
+        # super().weights: the same projections, and taps of q, k and v, which are not there
+        return super().weights - self.conv_kernel * self.conv_width + taps + self.conv_kernel * value_width
+
+
 def grouped_heads(groups: int, tp: int) -> int:
     """Groups of all ranks together; each rank needs the group its heads read, so `tp` if `tp` does not divide `groups`.
 
@@ -71,12 +89,15 @@ class KimiDeltaAttention(Layer):
     """Kimi Delta Attention (Kimi Linear, arXiv 2510.26692): delta rule with a decay per key channel.
 
     q, k, v, o projections of H*d each, low-rank (rank d) decay and output gates, one beta per head; three convolutions.
+    Kimi K3 has a full output gate (D*H*d), Ling 3 may have both of them full.
     """
 
     hidden: int
     heads: int
     head_dim: int
     conv_kernel: int
+    full_gate: bool = False
+    full_decay: bool = False
 
     @property
     def kind(self) -> str:
@@ -85,8 +106,9 @@ class KimiDeltaAttention(Layer):
     @property
     def weights(self) -> int:
         width = self.heads * self.head_dim
-        low_rank_gates = 2 * (self.hidden * self.head_dim + self.head_dim * width)
-        return 4 * self.hidden * width + low_rank_gates + self.hidden * self.heads + 3 * self.conv_kernel * width
+        low_rank = self.hidden * self.head_dim + self.head_dim * width
+        gates = sum(self.hidden * width if full else low_rank for full in (self.full_gate, self.full_decay))
+        return 4 * self.hidden * width + gates + self.hidden * self.heads + 3 * self.conv_kernel * width
 
     @property
     def mixing_flops(self) -> float:
@@ -97,6 +119,36 @@ class KimiDeltaAttention(Layer):
 
     def conv_elements(self, tp: int = 1) -> int:
         return 3 * shard(self.heads * self.head_dim, tp, "KDA projection width") * (self.conv_kernel - 1)
+
+
+@dataclass(frozen=True)
+class LightningAttention(Layer):
+    """Lightning attention (MiniMax-01, arXiv 2501.08313 section 2.2): linear attention with a fixed decay per head.
+
+    q, k, v and output of H*d each, and an output gate. In chunks of C tokens a head and token cost `Q K^T` and its
+    product with V 2C*d each, the state's share of the output and its update 2d*d each. No window: the state is H*d*d.
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    output_gate: bool = False
+    chunk: int = DELTA_CHUNK_TOKENS
+
+    @property
+    def kind(self) -> str:
+        return "lightning"
+
+    @property
+    def weights(self) -> int:
+        return (5 if self.output_gate else 4) * self.hidden * self.heads * self.head_dim
+
+    @property
+    def mixing_flops(self) -> float:
+        return 4.0 * self.heads * self.head_dim * (self.chunk + self.head_dim)
+
+    def temporal_elements(self, tp: int = 1) -> int:
+        return shard(self.heads, tp, "number of lightning heads") * self.head_dim * self.head_dim
 
 
 @dataclass(frozen=True)

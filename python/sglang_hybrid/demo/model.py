@@ -153,6 +153,23 @@ def _mamba2(hidden: int = 128, blocks: int = 1) -> Any:
     )
 
 
+def _conv(hidden: int = 128) -> Any:
+    """LFM2: gated short convolutions around an attention layer, whose windows are all of its state."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(
+        Lfm2Config(
+            **_common(hidden),
+            num_hidden_layers=4,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            num_attention_heads=hidden // 32,
+            num_key_value_heads=hidden // 64,
+            conv_L_cache=3,
+            block_auto_adjust_ff_dim=False,
+        )
+    )
+
+
 def _attention(hidden: int = 128, blocks: int = 1) -> Any:
     """Qwen3: attention only, to show that models without recurrent layers are served too."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -185,6 +202,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "gdn-medium": lambda: _gdn(hidden=384, blocks=2),
     "gdn-heads128": lambda: _gdn(hidden=1024, blocks=2, head=128),  # heads that every GPU kernel takes
     "mamba2": _mamba2,
+    "conv": _conv,
     "attention": _attention,
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.families import FAMILIES
 from sglang_hybrid.core.presets import PUBLISHED
-from sglang_hybrid.core.spec import from_config, preset
+from sglang_hybrid.core.spec import describe, from_config, preset
 
 QWEN = dict(PUBLISHED["qwen3-next-80b-a3b"])
 NEMOTRON = dict(PUBLISHED["nemotron-h-8b"])
@@ -22,6 +24,22 @@ KIMI = dict(PUBLISHED["kimi-linear-48b-a3b"])
 ZAMBA = dict(PUBLISHED["zamba2-7b"])
 JAMBA = dict(PUBLISHED["jamba-1.5-mini"])
 FULL = {"attention": "full_attention"}
+LFM2 = dict(PUBLISHED["lfm2-1.2b"])
+ZAYA = dict(PUBLISHED["zaya1-8b"])
+SALA = dict(PUBLISHED["minicpm-sala"])
+RING = dict(PUBLISHED["ring-mini-linear-2.0"])
+LING = {**RING, "model_type": "bailing_hybrid"}
+MINIMAX = dict(PUBLISHED["minimax-text-01"])
+JET = {
+    "model_type": "jet_nemotron",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "layer_types": ["jet", "attn"],
+    "efficient_attention_config": {
+        "jet": {"num_heads": 4, "head_dim": 8, "expand_v": 2.0, "conv_size": 4, "dconv_generator_reduction": 8}
+    },
+}
 
 
 def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -74,6 +92,31 @@ def test_mapping_file_and_folder_are_the_same_model(tmp_path: Path) -> None:
         (LLAMA, {**LLAMA, "torch_dtype": "float32"}),
         (JAMBA, {**JAMBA, "mamba_dt_rank": "auto"}),
         (ZAMBA, {**ZAMBA, "num_key_value_heads": 32, "attention_head_dim": 224}),
+        (
+            LFM2,
+            {
+                **without(LFM2, "full_attn_idxs", "block_ff_dim"),
+                "layer_types": ["full_attention" if i in LFM2["full_attn_idxs"] else "short_conv" for i in range(16)],
+                "intermediate_size": 12288,
+            },
+        ),
+        (LFM2, {**LFM2, "block_ff_dim": 8192, "block_auto_adjust_ff_dim": False}),
+        (ZAYA, {**ZAYA, "zaya_layers": ["a", 16] * 40, "num_hidden_layers": 3}),
+        (ZAYA, {**without(ZAYA, "num_attention_heads"), "cca_num_q_heads": [8, 0] * 40}),
+        (SALA, {**SALA, "mixer_types": [name.replace("minicpm4", "attn") for name in SALA["mixer_types"]]}),
+        (LING, {**LING, "layer_group_size": ([1] * 4 + [0]) * 4}),
+        (LING, without(LING, "num_experts", "num_shared_experts", "first_k_dense_replace")),
+        (
+            MINIMAX,
+            {
+                **without(MINIMAX, "layer_types"),
+                "model_type": "minimax_text_01",
+                "attn_type_list": [int(label == "full_attention") for label in MINIMAX["layer_types"]],
+            },
+        ),
+        (KIMI, {"model_type": "kimi_k3", "text_config": KIMI}),
+        (NEMOTRON, {**NEMOTRON, "mamba_n_groups": 3}),
+        ({**QWEN, "num_experts": 0}, {**QWEN, "model_type": "qwen3_5_text"}),
     ],
 )
 def test_spellings_that_mean_the_same_model(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -133,9 +176,35 @@ def test_feed_forward_layers_of_nemotron_have_no_gate() -> None:
     [
         (
             {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
-            "GptOssForCausalLM.*qwen3_next.*'gpt_oss'",
+            "GptOssForCausalLM.*lfm2.*qwen3_next.*'gpt_oss'",
         ),
         ({"hidden_size": 3}, r"architecture without model_type.*''"),
+        ({"model_type": "qwen3_nest"}, r"near model types with costs are qwen3_next.*'qwen3_nest'"),
+        ({"model_type": "glm5_next"}, r"no costs for glm5_next, whose sparse attention .*'glm5_next'"),
+        ({**QWEN, "num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096: 1000000000"),
+        (without(LFM2, "full_attn_idxs"), "layer_types must be a list of conv and full_attention: None"),
+        ({**LFM2, "layer_types": ["mamba"] * 16}, "layer_types .*: 'mamba'"),
+        ({**LFM2, "conv_L_cache": 1}, "conv_L_cache must be an integer of at least 2: 1"),
+        ({**LFM2, "block_ffn_dim_multiplier": "1"}, "block_ffn_dim_multiplier must be a number above zero: '1'"),
+        ({**LFM2, "block_ffn_dim_multiplier": float("nan")}, "block_ffn_dim_multiplier .*: nan"),
+        (without(dict(PUBLISHED["lfm2-8b-a1b"]), "layer_types"), "layer_types"),
+        ({**SALA, "mixer_types": ["mamba"]}, "mixer_types .*: 'mamba'"),
+        ({**SALA, "mixer_types": ["attn"] * 33}, "mixer_types .* num_hidden_layers=32 names: 33"),
+        ({**SALA, "lightning_nkv": 2}, "lightning_nkv must be lightning_nh=32: 2"),
+        ({**RING, "layer_group_size": 0}, "layer_group_size must be an integer of at least 1: 0"),
+        ({**RING, "num_experts_per_tok": -8}, "num_experts_per_token must be an integer of at least 1: -8"),
+        ({**LING, "layer_group_size": [1, 0]}, r"layer_group_size .* num_hidden_layers=20: \[1, 0\]"),
+        ({**LING, "layer_group_size": "5"}, "layer_group_size must be an integer of at least 1: '5'"),
+        ({**ZAYA, "zaya_layers": "aa"}, "zaya_layers .*: 'aa'"),
+        ({**ZAYA, "zaya_layers": ["a", None]}, "zaya_layers .*None"),
+        (without(ZAYA, "ffn_hidden_size"), "ffn_hidden_size"),
+        ({**ZAYA, "ffn_hidden_size_list": [0, "x"]}, "ffn_hidden_size_list must be an integer of at least 1: 'x'"),
+        ({**MINIMAX, "layer_types": None}, "layer_types must be a list .* one per layer: None"),
+        ({**MINIMAX, "layer_types": ["mamba"] * 80}, "layer_types .*: 'mamba'"),
+        ({**JET, "efficient_attention_config": None}, "efficient_attention_config"),
+        ({**JET, "efficient_attention_config": {"jet": 3}}, "jet must be a mapping: 3"),
+        ({**JET, "layer_types": ["jet", "mamba"]}, "layer_types must be a list of jet, attn and swa: 'mamba'"),
+        (without(JET, "layer_types"), "layer_types must be a list of jet, attn and swa: None"),
         (without(QWEN, "hidden_size"), "hidden_size"),
         (without(QWEN, "linear_num_key_heads"), "linear_num_key_heads"),
         ({**QWEN, "architectures": ["Mine"], "num_hidden_layers": None}, "config of Mine: .*num_hidden_layers"),
@@ -184,6 +253,25 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str | None, 
         path.write_text(content)
     with pytest.raises(ConfigError, match=f"{message}.*{path}"):
         from_config(path)
+
+
+HOSTILE = (None, "", "4", -1, 0, 1.5, True, [], {}, [None], [[1]], float("nan"), float("inf"), 10**9, 10**30)
+
+
+def damaged(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`config` with one key, nested ones too, missing or of a wrong value."""
+    for key, value in config.items():
+        yield without(dict(config), key)
+        yield from ({**config, key: wrong} for wrong in HOSTILE)
+        if isinstance(value, Mapping):
+            yield from ({**config, key: inner} for inner in damaged(value))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_one_damaged_key_is_harmless_or_a_configuration_error(name: str) -> None:
+    for config in [*damaged(PUBLISHED[name])][::2]:
+        with contextlib.suppress(ConfigError):
+            describe(from_config(config))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

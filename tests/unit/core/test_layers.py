@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_hybrid.core.convolution import CompressedAttention, ShortConvolution
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.layers import Attention, LatentAttention, Mlp, Moe
 from sglang_hybrid.core.recurrent import (
     GatedDeltaNet,
+    JetBlock,
     KimiDeltaAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     delta_rule_flops,
@@ -116,3 +119,46 @@ def test_feed_forward_weights() -> None:
 def test_ranks_that_do_not_divide_are_named(layer: GatedDeltaNet, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}: 7"):
         layer.temporal_elements(7)
+
+
+def test_a_jet_block_has_taps_of_its_own_for_every_token() -> None:
+    block = JetBlock(hidden=64, k_heads=4, v_heads=4, k_dim=8, v_dim=16, conv_kernel=4, reduction=8)
+    projections = 64 * (32 + 32 + 64 + 64 + 4 + 4) + 64 * 64  # q, k, v, gate, a, b; output
+    generator = 64 * 8 + 8 * (64 * 4)
+    assert block.weights == projections + generator + 4 * 64
+    assert (block.kind, block.temporal_elements(), block.conv_elements()) == ("gdn", 4 * 8 * 16, (32 + 32 + 64) * 3)
+
+
+def test_kda_gates_of_full_rank() -> None:
+    low = KimiDeltaAttention(hidden=64, heads=4, head_dim=8, conv_kernel=4)
+    one = KimiDeltaAttention(hidden=64, heads=4, head_dim=8, conv_kernel=4, full_gate=True)
+    both = KimiDeltaAttention(hidden=64, heads=4, head_dim=8, conv_kernel=4, full_gate=True, full_decay=True)
+    more = 64 * 32 - (64 * 8 + 8 * 32)
+    assert (one.weights - low.weights, both.weights - low.weights) == (more, 2 * more)
+    assert both.temporal_elements() == low.temporal_elements()
+
+
+def test_lightning_attention_counts_its_chunk_products() -> None:
+    layer = LightningAttention(hidden=64, heads=4, head_dim=8, output_gate=True, chunk=16)
+    assert layer.weights == 5 * 64 * 32
+    in_chunk = 2 * 16 * 8 * 2  # Q K^T, and its product with V, of one token and head
+    state = 2 * 8 * 8 * 2  # read and update
+    assert layer.mixing_flops == 4 * (in_chunk + state)
+    assert (layer.temporal_elements(), layer.temporal_elements(2), layer.conv_elements()) == (256, 128, 0)
+
+
+def test_layers_that_keep_windows_only() -> None:
+    short = ShortConvolution(hidden=64, conv_kernel=3)
+    assert short.weights == 64 * 192 + 64 * 64 + 3 * 64
+    assert (short.temporal_elements(), short.conv_elements(), short.conv_elements(2)) == (0, 128, 64)
+    cca = CompressedAttention(hidden=64, heads=4, kv_heads=2, head_dim=8, kernels=(2, 3))
+    projections = 64 * (32 + 16 + 16) + 32 * 64
+    assert cca.weights == projections + 2 * 48 + 3 * 8 * 48
+    assert (cca.kv_elements(), cca.kv_elements(2)) == (32, 16)
+    assert (cca.conv_elements(), cca.conv_elements(2)) == (48 * 3 + 64, 24 * 3 + 64)
+    with pytest.raises(ConfigError, match="num_query_groups=2: 4"):
+        cca.conv_elements(4)
+
+
+def test_a_router_of_several_matrices() -> None:
+    assert Moe(8, 4, 3, 1, router=100).weights == 100 + 3 * 8 * 4

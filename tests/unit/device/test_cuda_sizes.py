@@ -15,7 +15,11 @@ from sglang_hybrid.device.cuda import CudaDriver
 from sglang_hybrid.memory.budget import Budget
 from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, choose
 
-MODELS = sorted(name for name, spec in PRESETS.items() if spec.is_recurrent and spec.layer_counts.get("attention"))
+MODELS = sorted(
+    name
+    for name, spec in PRESETS.items()
+    if spec.temporal_bytes and spec.conv_bytes and spec.layer_counts.get("attention")  # what elastic memory takes
+)
 BUDGETS_GB = (20, 40, 70, 110, 140)
 RANKS = (1, 2, 4, 8)
 PAGES = (1, 64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.spec import preset
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from sglang_hybrid.engine.pools import refusals
@@ -101,6 +104,21 @@ def test_it_needs_our_cache_and_its_prices(
 def test_it_needs_both_kinds_of_memory(settings: dict[str, Any], tmp_path: Path) -> None:
     said = refusal(settings, inspected(tmp_path / "llama", LLAMA))
     assert "not known to have both KV and recurrent states" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("kimi-linear-48b-a3b", r"latent KV \(MLA\) has a pool of its own"),
+        ("lfm2-1.2b", "states that have a recurrent part and a window"),
+        ("minicpm-sala", "states that have a recurrent part and a window"),
+    ],
+)
+def test_states_and_kv_it_was_not_run_with(
+    settings: dict[str, Any], model: preflight.Model, name: str, reason: str
+) -> None:
+    line = refusal(settings, replace(model, spec=preset(name)))
+    assert re.search(f"{reason}; .*: {re.escape(model.path)}$", line), line
 
 
 @pytest.mark.parametrize("budget_gb", [0.0001, 0.0002])

@@ -149,40 +149,6 @@ def test_the_budget_that_is_asked_for_is_enough_and_not_much_more(
         cpu_profile.sizes(int(0.85 * enough), spec)
 
 
-UNKNOWN = {**QWEN3_NEXT, "architectures": ["Lfm2ForCausalLM"], "model_type": "of_next_year"}
-
-
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        ((), "give --max-total-tokens and --max-mamba-cache-size: Lfm2ForCausalLM"),
-        (("--max-total-tokens", "4096"), "give --max-mamba-cache-size: Lfm2ForCausalLM"),
-        (("--max-mamba-cache-size", "64"), "give --max-total-tokens: Lfm2ForCausalLM"),
-    ],
-)
-def test_a_model_of_unknown_costs_needs_sizes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: tuple[str, ...], missing: str
-) -> None:
-    model = ("--model-path", str(write(tmp_path, UNKNOWN)))
-    assert refused(capsys, *model, "--load-format", "dummy", *given).endswith(missing)
-
-
-def test_a_model_of_unknown_costs_starts_with_the_sizes_given(tmp_path: Path) -> None:
-    rest = ["--model-path", str(write(tmp_path, UNKNOWN))]
-    rest += ["--max-total-tokens", "4096", "--max-mamba-cache-size", "64"]
-    namespace = flags.parse_engine(rest)
-    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
-    assert (parsed.max_total_tokens, parsed.max_mamba_cache_size) == (4096, 64)
-
-
-def test_a_hub_name_on_a_cpu_needs_sizes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    line = refused(capsys, "--model-path", "Org/Model-8B", "--device", "cpu")
-    assert "download it and give its folder, or give --max-total-tokens and --max-mamba-cache-size" in line
-
-
 def test_a_budget_beyond_the_machine(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     line = refused(capsys, "--model-path", str(folder), "--device", "cpu", "--hybrid-cpu-memory-gb", "200000")
     assert line.endswith("lower --hybrid-cpu-memory-gb: 200000")

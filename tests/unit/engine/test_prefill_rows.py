@@ -176,10 +176,16 @@ def test_states_inside_a_chunk_go_to_the_pool_and_not_to_the_copy_that_the_layer
     assert not pool.any(), "a layer's chunks are used once"
 
 
-def runner(backend: str, kernel: str = "TritonGDNKernel", checkpoints: bool = False) -> Any:
+def runner(
+    backend: str, kernel: str = "TritonGDNKernel", checkpoints: bool = False, model: str = "Qwen3NextForCausalLM"
+) -> Any:
     dispatcher = SimpleNamespace(extend_kernel=type(kernel, (), {})(), extend_uses_state_checkpoints=checkpoints)
     linear = type(backend, (), {"kernel_dispatcher": dispatcher, "mamba_chunk_size": 64})()
-    return SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear), dtype=torch.bfloat16)
+    return SimpleNamespace(
+        attn_backend=SimpleNamespace(linear_attn_backend=linear),
+        dtype=torch.bfloat16,
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[model])),
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,6 +195,10 @@ def runner(backend: str, kernel: str = "TritonGDNKernel", checkpoints: bool = Fa
         (runner("GDNAttnBackend", "FlashInferGDNKernel", True), {}, 128, ""),
         (runner("GDNAttnBackend", "CuteDSLGDNKernel"), {}, 0, "--linear-attn-prefill-backend triton"),
         (runner("Mamba2AttnBackend"), {}, 64, ""),
+        (runner("Mamba2AttnBackend", model="OfNextYear"), {}, 64, ""),
+        (runner("Mamba2AttnBackend", model="FalconMambaForCausalLM"), {}, 0, ""),  # its mixer asserts
+        (runner("GDNAttnBackend", model="JetNemotronForCausalLM"), {}, 0, ""),  # its block has code of its own
+        (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 0, ""),
         (runner("KDAAttnBackend"), {}, 0, ""),
         (runner("GDNAttnBackend"), {"speculative_algorithm": "EAGLE"}, 0, "no --speculative-algorithm"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_hybrid.core.served import ARCHITECTURES, Saves
 from sglang_hybrid.engine import compat
 
 
@@ -47,6 +48,11 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
         return PrefillStates(0, "a prefill that is one CUDA graph", "--cuda-graph-backend-prefill breakable")
     backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
     kind = type(backend).__name__
+    architecture = model_runner.model_config.hf_config.architectures[0]
+    row = ARCHITECTURES.get(architecture)
+    if row is not None and row.saves is Saves.TAIL and kind in ("GDNAttnBackend", "Mamba2AttnBackend"):
+        # Mamba-1 and JetBlocks run their own code inside these backends. It writes no further states; Mamba-1 asserts.
+        return PrefillStates(0, f"{architecture}, whose layers keep the others to themselves")
     if kind == "Mamba2AttnBackend":
         # Before 0.5.21 its states lie on a grid that several requests in one pass do not share.
         if "track_ssm_recompute_dst" not in getattr(_metadata_type(), "__dataclass_fields__", {}):

@@ -38,7 +38,8 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)
-        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32")
+        name = model.config["architectures"][0] if model.config else ""
+        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32", name)
     final = list(rest)
     for name, value in extra.items():
         flag = "--" + name.replace("_", "-")
@@ -81,9 +82,10 @@ def _check_sized(namespace: Any, config: HybridConfig, model: Model) -> None:
     }
     if None in sizes.values():
         what = model.config["architectures"][0] if model.config else model.path
+        why = f" ({model.reason})" if model.reason else ""
         raise ConfigError(
-            f"the costs of this model are not known before it is loaded, so --hybrid-cpu-memory-gb cannot size its "
-            f"pools; {'' if model.config else 'download it and give its folder, or '}"
+            f"the costs of this model are not known before it is loaded{why}, so --hybrid-cpu-memory-gb cannot size "
+            f"its pools; {'' if model.config else 'download it and give its folder, or '}"
             f"give {' and '.join(flag for flag, size in sizes.items() if size is None)}: {what}"
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch import slots
@@ -19,8 +20,10 @@ _MOST_STATES = 512
 _LEAST_TOKENS = 2048
 
 
-def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: str) -> dict[str, Any]:
-    """SGLang flags to add where the user gave none, for activations of type `dtype`.
+def flags(
+    namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: str, architecture: str = ""
+) -> dict[str, Any]:
+    """SGLang flags to add where the user gave none, for `architecture` and activations of type `dtype`.
 
     Raises ConfigError if the budget holds not one request.
     """
@@ -30,6 +33,13 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
         "sleep_on_idle": True,  # an idle scheduler would otherwise keep a core busy
     }
     overlap = config.cpu_event_loop == "overlap"
+    row = ARCHITECTURES.get(architecture)
+    buffered = row is None or row.extra_buffer
+    if overlap and not buffered:
+        raise ConfigError(
+            "SGLang runs this model without extra_buffer, in its normal event loop only; drop --hybrid-cpu-event-loop "
+            f"overlap: {architecture}"
+        )
     if overlap and namespace.mamba_radix_cache_strategy == "no_buffer":
         raise ConfigError(
             "SGLang runs no_buffer in its normal event loop only; drop --hybrid-cpu-event-loop overlap or add "
@@ -50,7 +60,8 @@ def flags(namespace: Any, config: HybridConfig, spec: ModelSpec | None, dtype: s
     spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)
     hybrid = spec.is_recurrent
     if hybrid and namespace.mamba_radix_cache_strategy == "auto":
-        chosen["mamba_radix_cache_strategy"] = "extra_buffer"  # no_buffer never serves an exact repeat
+        # no_buffer never serves an exact repeat, but is all that SGLang has for some
+        chosen["mamba_radix_cache_strategy"] = "extra_buffer" if buffered else "no_buffer"
     if config.memory == "elastic":
         return chosen  # sizes follow from the budget where the pools are built
     tokens, states = sizes(config.cpu_memory_bytes, spec, overlap)

@@ -48,6 +48,12 @@ def check(namespace: Any, config: HybridConfig) -> None:
         folder.check_tokenizer(namespace)
 
 
+def check_model(namespace: Any) -> None:
+    """On a CPU: raise ConfigError for a model that needs a GPU."""
+    if namespace.model_path is not None:
+        preflight.check_computable(preflight.inspect_model(namespace))
+
+
 def check_memory(config: HybridConfig, limit: Path = _MEMORY_LIMIT) -> None:
     """On a CPU: raise ConfigError if the machine, or the container whose `limit` it is, has less than the budget."""
     import psutil  # of SGLang's packages, and not of those that every installation has

@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.prefix.request_log import check_writable
@@ -26,12 +27,16 @@ _LEAST_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the model before the engine loads it; `config` is None for a hub name not on this disk."""
+    """What is known of the model before the engine loads it; `config` is None for a hub name not on this disk.
+
+    `reason` says why a configuration has no costs.
+    """
 
     path: str
     config: dict[str, Any] | None = None
     spec: ModelSpec | None = None
     note: str | None = None
+    reason: str = ""
 
 
 def inspect_model(namespace: Any) -> Model:
@@ -52,7 +57,8 @@ def inspect_model(namespace: Any) -> Model:
     try:
         spec = from_config(config)
     except ConfigError as error:
-        return Model(path, config, None, f"costs of this model are unknown, sizes are SGLang's own: {error}")
+        note = f"costs of this model are unknown, sizes and cache are SGLang's own: {error}"
+        return Model(path, config, None, note, str(error))
     note = None
     if spec.checkpoint_bytes == 0:
         note = "the model has no recurrent layers: it is served, with plain attention caching"
@@ -87,9 +93,33 @@ def _check_architecture(config: dict[str, Any]) -> None:
         served.update(re.findall(r"^class (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
     if name in served:
         return
+    if name in ARCHITECTURES:
+        raise ConfigError(f"this SGLang serves no such architecture; `sglang-hybrid spec` and simulate know it: {name}")
     close = difflib.get_close_matches(name, [n for n in served if n.endswith(("CausalLM", "Generation"))], n=3)
     near = f"; the nearest it knows: {', '.join(close)}" if close else ""
     raise ConfigError(f"this SGLang serves no such architecture{near}: {name}")
+
+
+def check_computable(model: Model) -> None:
+    """On a CPU: raise ConfigError for a hybrid model with layers that only SGLang's GPU kernels compute.
+
+    Such a server would start, say that it is ready and die on its first request.
+    """
+    name = model.config["architectures"][0] if model.config else ""
+    row = ARCHITECTURES.get(name)
+    if row is None:
+        return
+    if row.where is not Where.CPU:
+        here = ", ".join(known for known, served in ARCHITECTURES.items() if served.where is Where.CPU)
+        raise ConfigError(
+            f"this model is served on a GPU only, and none is here or --device says so; hybrid models served on a CPU "
+            f"are {here}: {name}"
+        )
+    if model.spec is not None and row.not_on_cpu in model.spec.layer_counts:
+        raise ConfigError(
+            f"with {row.not_on_cpu} layers this model is served on a GPU only, and none is here or --device says so: "
+            f"{name}"
+        )
 
 
 def check_port(host: str, port: int) -> None:

@@ -26,6 +26,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
             os.environ.setdefault(name, value)
         activate_platform()
         if seen is not None:
+            early.check_model(seen)
             early.check_ranks(seen)
             early.check_memory(config)
     from sglang_hybrid.engine import compat

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
@@ -58,8 +59,10 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
     spec = model.spec
     if spec is None or not spec.is_recurrent or not spec.kv_bytes_per_token:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
-    if (model.config or {}).get("kv_lora_rank"):
+    if any(isinstance(layer, LatentAttention) for layer in spec.layers):
         raise _refusal("latent KV (MLA) has a pool of its own", namespace.model_path)
+    if not spec.temporal_bytes or not spec.conv_bytes:
+        raise _refusal("it was run with states that have a recurrent part and a window", namespace.model_path)
     if on_cpu:
         _check_budget(namespace, config, spec.per_rank(getattr(namespace, "tp_size", 1)))
 

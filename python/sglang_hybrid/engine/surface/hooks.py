@@ -230,6 +230,7 @@ HOOKS: tuple[Hook, ...] = (
 """In the order in which they run where two have one target."""
 
 _MIXER = "srt.layers.attention.mamba.mamba:"
+_SHORT = "srt.layers.attention.mamba.causal_conv1d:"
 HOST_POOLS = "srt.mem_cache.pool_host."
 """HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _BUILDER = "srt.mem_cache.kv_cache_configurator:"
@@ -242,7 +243,10 @@ REPLACED: tuple[Replaced, ...] = (
     Replaced(
         _MIXER + "causal_conv1d_update_triton", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu", absent=True
     ),
-    # So do HiCache's pools in host memory.
+    # LFM2's short convolutions take theirs from here; it names them where its module is imported, later than this.
+    Replaced(_SHORT + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
+    Replaced(_SHORT + "causal_conv1d_update", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu"),
+    # HiCache's pools in host memory import theirs on other platforms only, too.
     *(
         Replaced(f"{HOST_POOLS}{pool}:{name}", f"hicache.copies:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
         for pool in ("mha", "mamba")

@@ -1,0 +1,134 @@
+"""What the launcher says of the model before anything starts: costs that are not known, layers that need a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sglang_hybrid import launch_server
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.served import ARCHITECTURES, Where
+from sglang_hybrid.core.spec import from_config
+from sglang_hybrid.demo.server import free_port
+from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
+from sglang_hybrid.engine.launch.preflight import Model
+from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line with which the launcher refuses, with status 2."""
+    assert launch_server.main(["--port", str(free_port()), *argv]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+UNKNOWN = {**QWEN3_NEXT, "architectures": ["Ernie4_5_ForCausalLM"], "model_type": "of_next_year"}
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ((), "give --max-total-tokens and --max-mamba-cache-size: Ernie4_5_ForCausalLM"),
+        (("--max-total-tokens", "4096"), "give --max-mamba-cache-size: Ernie4_5_ForCausalLM"),
+        (("--max-mamba-cache-size", "64"), "give --max-total-tokens: Ernie4_5_ForCausalLM"),
+    ],
+)
+def test_a_model_of_unknown_costs_needs_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: tuple[str, ...], missing: str
+) -> None:
+    model = ("--model-path", str(write(tmp_path, UNKNOWN)))
+    assert refused(capsys, *model, "--load-format", "dummy", *given).endswith(missing)
+
+
+def test_a_model_of_unknown_costs_starts_with_the_sizes_given(tmp_path: Path) -> None:
+    rest = ["--model-path", str(write(tmp_path, UNKNOWN))]
+    rest += ["--max-total-tokens", "4096", "--max-mamba-cache-size", "64"]
+    namespace = flags.parse_engine(rest)
+    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    assert (parsed.max_total_tokens, parsed.max_mamba_cache_size) == (4096, 64)
+
+
+def test_a_model_whose_configuration_is_damaged_needs_sizes_and_says_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, {**QWEN3_NEXT, "linear_num_key_heads": "two"})
+    line = refused(capsys, "--model-path", str(folder))
+    assert "linear_num_key_heads must be an integer of at least 1: 'two'" in line
+    assert line.endswith("give --max-total-tokens and --max-mamba-cache-size: Qwen3NextForCausalLM")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in ARCHITECTURES.items() if row.where is Where.GPU and "0.5.23" not in row.note]
+)
+def test_layers_without_cpu_kernels_are_refused_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    config = {**QWEN3_NEXT, "architectures": [name], "model_type": ARCHITECTURES[name].model_type}
+    namespace = argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="dummy")
+    with pytest.raises(ConfigError, match=f"on a GPU only.* Qwen3NextForCausalLM, .*: {name}"):
+        early.check_model(namespace)
+    monkeypatch.setattr(
+        preflight, "ARCHITECTURES", {**ARCHITECTURES, name: replace(ARCHITECTURES[name], where=Where.CPU)}
+    )
+    early.check_model(namespace)
+
+
+def test_a_gpu_model_is_refused_before_sizes_are_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It took 10.9 GB of pools under a limit of 1 GB, said that it was active and died on the first request."""
+    config = {**QWEN3_NEXT, "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear"}
+    sizes = ("--max-total-tokens", "4096", "--max-mamba-cache-size", "64")
+    for given in ((), sizes):
+        line = refused(capsys, "--model-path", str(write(tmp_path, config)), "--device", "cpu", *given)
+        assert line.endswith(": KimiLinearForCausalLM")
+        assert "served on a GPU only" in line
+
+
+def test_nemotron_with_experts_needs_a_gpu(tmp_path: Path) -> None:
+    """SGLang's router multiplies into another type, which PyTorch does on a GPU only."""
+    for preset, served in (("nemotron-h-8b", True), ("nemotron-3-nano-30b-a3b", False)):
+        config = {**PUBLISHED[preset], "architectures": ["NemotronHForCausalLM"]}
+        model = Model("x", config, from_config(config))
+        if served:
+            preflight.check_computable(model)
+        else:
+            with pytest.raises(ConfigError, match=r"with moe layers .* on a GPU only.*: NemotronHForCausalLM"):
+                preflight.check_computable(model)
+
+
+def test_a_model_that_only_spec_knows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {**QWEN3_NEXT, "architectures": ["Zamba2ForCausalLM"], "model_type": "zamba2"}
+    assert "`sglang-hybrid spec` and simulate know it" in refused(capsys, "--model-path", str(write(tmp_path, config)))
+
+
+LFM2 = {
+    **LLAMA,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"],
+}
+
+
+def test_a_model_without_extra_buffer_gets_no_buffer_on_a_cpu(tmp_path: Path) -> None:
+    rest = ["--model-path", str(write(tmp_path, LFM2)), "--device", "cpu"]
+    namespace = flags.parse_engine(rest)
+    model = preflight.inspect_model(namespace)
+    chosen = cpu_profile.flags(namespace, HybridConfig(), model.spec, "float32", "Lfm2ForCausalLM")
+    assert chosen["mamba_radix_cache_strategy"] == "no_buffer"
+    assert chosen["max_total_tokens"] * 256 + chosen["max_mamba_cache_size"] * 512 <= 10**9
+    overlap = HybridConfig(cpu_event_loop="overlap")
+    with pytest.raises(ConfigError, match="drop --hybrid-cpu-event-loop overlap: Lfm2ForCausalLM"):
+        cpu_profile.flags(namespace, overlap, model.spec, "float32", "Lfm2ForCausalLM")
+
+
+def test_a_hub_name_on_a_cpu_needs_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "--model-path", "Org/Model-8B", "--device", "cpu")
+    assert "download it and give its folder, or give --max-total-tokens and --max-mamba-cache-size" in line
