@@ -7,7 +7,6 @@ from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.engine.launch import early
-from sglang_hybrid.plugin import activate_platform
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -24,7 +23,9 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     if on_cpu:
         for name, value in cpu_profile.environment(config).items():
             os.environ.setdefault(name, value)
-        activate_platform()
+        from sglang_hybrid.engine import cpu
+
+        cpu.install()
         if seen is not None:
             early.check_model(seen)
             early.check_ranks(seen)
