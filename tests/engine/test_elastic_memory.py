@@ -17,6 +17,8 @@ import pytest
 
 from sglang_hybrid import cli
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine.series import MISS_TOKENS
+from sglang_hybrid.prefix.misses import REASONS
 from tests.engine.prompts import words
 from tests.engine.smaps import unforked_bytes
 from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
@@ -126,6 +128,9 @@ def test_shifting_load_changes_no_token_and_leaves_no_page(
     assert eventually(client.is_empty), "a column of KV and one of states are pinned"
     assert client.used() == client.metric("granules_pinned")
     assert client.metric("failures", "map") == 0
+    missed = [line for line in client.get("/metrics").splitlines() if line.startswith(MISS_TOKENS.name + "{")]
+    assert len(missed) == len(REASONS), "one rank publishes, so that a sum counts nothing twice"
+    assert all('tp_rank="0"' in line for line in missed)
     assert cli.main(["doctor", "--url", client.server.url]) == 0
     assert cli.main(["doctor", "--url", static.server.url]) == 2, "it has no --enable-metrics"
 
