@@ -17,6 +17,8 @@ from tests.engine.support import PATIENCE_S, Client, eventually
 
 pytestmark = pytest.mark.engine
 
+INSTALLED = shutil.which("prometheus") is not None
+
 Samples = list[tuple[str, dict[str, str], float]]
 
 
@@ -34,7 +36,19 @@ def before(client: Client) -> Samples:
 
 
 @pytest.fixture(scope="module")
-def after(client: Client, before: Samples) -> Samples:
+def prometheus(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[monitoring.Prometheus | None]:
+    """It scrapes the server from before the load on; None where it is not installed."""
+    if not INSTALLED:
+        yield None
+        return
+    target = f"127.0.0.1:{client.server.port}"
+    with monitoring.Prometheus(target, tmp_path_factory.mktemp("prometheus")) as running:
+        assert eventually(running.answers)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def after(client: Client, before: Samples, prometheus: monitoring.Prometheus | None) -> Samples:
     monitoring.load(client)
     assert eventually(lambda: total(samples(client), "sglang:elastic_memory_calls_total", kind="unmap") > 0)
     return samples(client)
@@ -101,23 +115,19 @@ def test_what_happened_is_counted(before: Samples, after: Samples) -> None:
     assert missed >= computed > 0, "a request that gave its memory back is counted again"
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
-)
-def test_a_real_prometheus_answers_every_expression(client: Client, tmp_path: Path) -> None:
-    with monitoring.Prometheus(f"127.0.0.1:{client.server.port}", tmp_path) as prometheus:
-        assert eventually(prometheus.answers)
-        monitoring.load(client, seed=8)
-        waiting = monitoring.expressions()
+@pytest.mark.skipif(not INSTALLED, reason="prometheus is not installed: apt-get install prometheus")
+@pytest.mark.usefixtures("after")
+def test_a_real_prometheus_answers_every_expression(prometheus: monitoring.Prometheus) -> None:
+    waiting = monitoring.expressions()
 
-        def answered() -> bool:
-            for place, expression in list(waiting.items()):
-                alert = place.startswith("alert")  # healthy: only what it reads is there
-                asked = monitoring.selectors(expression) if alert else [expression]
-                if all(prometheus.series(each) for each in asked):
-                    del waiting[place]
-            return not waiting
+    def answered() -> bool:
+        for place, expression in list(waiting.items()):
+            # Nothing is wrong: of an alert only what it reads is there.
+            asked = monitoring.selectors(expression) if place.startswith("alert") else [expression]
+            if all(prometheus.series(each) for each in asked):
+                del waiting[place]
+        return not waiting
 
-        assert eventually(answered, every_s=1.0), waiting
-        groups = prometheus.get("rules")["groups"]
-        assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
+    assert eventually(answered, every_s=1.0), waiting
+    groups = prometheus.get("rules")["groups"]
+    assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
