@@ -40,6 +40,13 @@ def test_ports_and_labels_agree() -> None:
     assert labels == OBJECTS["Deployment"]["spec"]["selector"]["matchLabels"]
 
 
+def test_only_http_gets_in() -> None:
+    policy = OBJECTS["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == POD["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": CONTAINER["ports"][0]["name"]}]}]
+
+
 @pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
 def test_probes_wait_for_the_token(name: str) -> None:
     probe = CONTAINER[name]
