@@ -70,10 +70,12 @@ def load(client: Client, seed: int = 7) -> None:
         client.generate(shared + words(rng, 90 + number))
         sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": {"cache_boundaries": [len(declared)]}}
         client.post("/generate", {"input_ids": declared + words(rng, 70), "sampling_params": sampling})
-    for _ in range(14):  # long documents take the memory of states, short prompts take it back
-        client.generate(words(rng, 1000), tokens=2)
-    client.generate_all([words(rng, 90) for _ in range(40)], tokens=2, at_once=6)
-    client.generate(shared + words(rng, 90))  # was given up meanwhile
+    documents = [words(rng, 1000) for _ in range(14)]  # more than there is room for: they take the memory of states
+    for document in documents:
+        client.generate(document, tokens=2)
+    client.generate_all([words(rng, 90) for _ in range(40)], tokens=2, at_once=6)  # short prompts take it back
+    for document in documents:  # some were given up, whatever the policy
+        client.generate(document, tokens=2)
     sampling = {"max_new_tokens": 100, "ignore_eos": True}
     bodies = [{"input_ids": words(rng, 100), "stream": True, "sampling_params": sampling} for _ in range(6)]
     with ThreadPoolExecutor(len(bodies)) as pool:
