@@ -102,7 +102,7 @@ def growth(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
     from sglang_hybrid.engine.pools import remote
 
     def used() -> dict[str, float]:
-        return {" ".join(filter(None, key)): value for key, value in remote.read(client.metrics(), client.url).items()}
+        return {" ".join(filter(None, key)): value for key, value in remote.read(client.metrics()).items()}
 
     steps = {"begin": used()}
     long = replace(size, system=4 * size.system, turns=1)

@@ -207,7 +207,7 @@ def fill(client: Client, prompts: int, seed: int) -> None:
 
 def account(client: Client) -> dict[str, float]:
     """Bytes that the elastic pools say are resident, and in use."""
-    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode(), "")
+    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode())
     size = found["granule_bytes", ""]
     used = sum(value for (name, _), value in found.items() if name == "granules_used")
     return {"account_resident": size * found["granules_resident", ""], "account_used": size * used}
@@ -334,7 +334,7 @@ def measure_stalls(folder: Path, logs: Path, budget_bytes: int, repeats: int) ->
 
 def telemetry(client: Client) -> dict[str, dict[str, float]]:
     """Calls, milliseconds and processor milliseconds by what was done."""
-    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode(), "")
+    found = remote.read(urllib.request.urlopen(client.server.url + "/metrics", timeout=60).read().decode())
     return {
         kind: {
             "calls": found["calls", kind],

@@ -36,6 +36,7 @@ from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.radix_tree import RadixTree
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.sim.plots import legend_below
 from sglang_hybrid.sim.prefix_cache import PrefixCache
 
 MODEL = ModelSpec("unit", 1, 1000, 1.0, 0.0, context_tokens=4096)
@@ -222,7 +223,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7, 4.5))
+    figure, axis = plt.subplots(figsize=(7, 5.2), layout="constrained")
     for number, policy in enumerate(dict.fromkeys(row["policy"] for row in rows)):
         mine = [row for row in rows if row["policy"] == policy]
         for name, style in (("p50", "-"), ("p99", "--")):
@@ -236,8 +237,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             )
     axis.axhline(100, color="grey", linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="cached leaves", ylabel="decisions of a request, µs of processor time")
-    axis.legend(fontsize=7, ncols=2)
-    figure.tight_layout()
+    legend_below(figure)
     figure.savefig(path, dpi=130)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.sim.tables import HERE, groups, result, workload
+from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.plots import MARKS, capacity_axis, finding, legend_below
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -22,7 +24,6 @@ COLOURS = {"vllm+": "0.6", "lru": "tab:blue", "marconi": "tab:orange", "forecast
 def save(figure: Figure, name: str) -> None:
     """Write a small PNG."""
     OUT.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     figure.savefig(OUT / f"{name}.png", dpi=80)
     plt.close(figure)
 
@@ -35,7 +36,7 @@ def figure_7_8() -> None:
         for base in ratios:
             ratios[base].setdefault(workload(trace), []).append(rates["marconi"] / max(rates[base], 1e-3))
             ours[base].setdefault(workload(trace), []).append(rates["forecast"] / max(rates[base], 1e-3))
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.7), layout="constrained")
     for axis, base, title in zip(
         axes, ratios, ("Fig. 7: token hit rate / vLLM+", "Fig. 8: token hit rate / SGLang+"), strict=True
     ):
@@ -52,7 +53,7 @@ def figure_7_8() -> None:
         axis.axhline(1.0, color="0.4", linewidth=0.8)
         axis.set_title(title, fontsize=9)
     axes[0].set_yscale("log")
-    axes[1].legend(fontsize=7)
+    legend_below(figure)
     save(figure, "fig7-8-admission-eviction")
 
 
@@ -60,7 +61,7 @@ def figure_10() -> None:
     """Hit rate by input length against LRU, and TTFT percentiles, on the append-only agents of Figure 11."""
     cells = [g for g in groups(result("contention")["rows"]) if g[1] == 45.0]
     rows = {r["policy"]: r for r in cells[0][3]}
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     base = rows["lru"]["hit_rate_by_input_tokens"]
     for i, policy in enumerate(("marconi", "forecast")):
         mine = rows[policy]["hit_rate_by_input_tokens"]
@@ -70,22 +71,23 @@ def figure_10() -> None:
         )
     axes[0].set_xticks(range(len(base)), [f"<{(int(b.split('-')[1]) + 1) // 1000}K" for b in base], fontsize=7)
     axes[0].set_title("Fig. 10a: mean hit rate minus SGLang+, points, by input tokens", fontsize=8)
-    axes[0].legend(fontsize=7)
     for i, policy in enumerate(("lru", "marconi", "forecast")):
         ttft = rows[policy]["ttft_ms"]
         axes[1].bar([x + 0.27 * (i - 1) for x in range(3)], [ttft[q] for q in ("p5", "p50", "p95")], 0.27,
                     color=COLOURS[policy], label=LABELS[policy])  # fmt: skip
     axes[1].set_xticks(range(3), ["P5", "P50", "P95"])
     axes[1].set_title("Fig. 10b: estimated TTFT, ms (stated cost line)", fontsize=8)
+    legend_below(figure)
     save(figure, "fig10-by-length")
 
 
 def figure_11() -> None:
     """Hit rate against capacity, agents that append."""
-    figure, axis = plt.subplots(figsize=(4.8, 3.2))
+    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
     _lines(axis, result("contention")["rows"], "capacity_gb", ("lru", "marconi", "forecast", "clairvoyant"))
     axis.set_xlabel("capacity, GB")
     axis.set_title("Fig. 11: contention", fontsize=9)
+    legend_below(figure)
     save(figure, "fig11-contention")
 
 
@@ -96,7 +98,7 @@ def figure_12() -> None:
         by_model.setdefault(row["model"], {})[row["policy"]] = 100 * row["token_hit_rate"]
     mixes = {"12a-24s-N128": "1:2", "7a-29s-N128": "1:4", "4a-32s-N128": "1:8", "36a-0s-N128": "attention"}
     states = {f"4a-24s-N{n}": f"N={n}" for n in (16, 32, 64, 128)}
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     for axis, names, title in ((axes[0], mixes, "Fig. 12a: attention:SSM"), (axes[1], states, "Fig. 12b: state size")):
         for i, policy in enumerate(LABELS):
             heights = [by_model[m][policy] for m in names]
@@ -109,7 +111,7 @@ def figure_12() -> None:
             )
         axis.set_xticks(range(len(names)), list(names.values()))
         axis.set_title(f"{title}, token hit rate %", fontsize=9)
-    axes[0].legend(fontsize=7)
+    legend_below(figure)
     save(figure, "fig12-architecture")
 
 
@@ -119,11 +121,12 @@ def figure_13() -> None:
     for row in rows:
         name, _, value = row["trace"].partition("#")[0].partition(",")[2].partition("=")
         row[name] = float(value)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     for axis, key, title in ((axes[0], "sps", "sessions a second"), (axes[1], "art", "seconds between requests")):
         _lines(axis, [r for r in rows if key in r], key, ("lru", "marconi", "forecast"))
         axis.set_xlabel(title)
         axis.set_title(f"Fig. 13: {title}", fontsize=9)
+    legend_below(figure)
     save(figure, "fig13-arrivals")
 
 
@@ -131,13 +134,23 @@ def figure_main() -> None:
     """Hit rate against capacity of the main grid, ceilings dashed."""
     rows = result("main")["rows"]
     names = list(dict.fromkeys(workload(r["trace"]) for r in rows))
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6))
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained")
     for axis, name in zip(axes.flat, names, strict=False):
         mine = [r for r in rows if workload(r["trace"]) == name]
         _lines(axis, mine, "capacity_gb", ("lru", "marconi", "forecast", "clairvoyant", "bound"))
-        axis.set_title(name, fontsize=9)
+        axis.set_title(f"{name}\n{finding(_means(mine))}", fontsize=8)
         axis.set_xlabel("capacity, GB")
+    legend_below(figure)
     save(figure, "main")
+
+
+def _means(rows: list[dict[str, Any]]) -> list[Outcome]:
+    """One outcome per policy drawn and capacity, the mean over traces."""
+    rates: dict[tuple[str, float], list[float]] = {}
+    for row in rows:
+        if row["policy"] in COLOURS:
+            rates.setdefault((row["policy"], row["capacity_gb"]), []).append(row["token_hit_rate"])
+    return [Outcome("", "", name, gb, {"token_hit_rate": sum(of) / len(of)}) for (name, gb), of in rates.items()]
 
 
 def _lines(axis: Axes, rows: list[dict[str, Any]], x: str, policies: tuple[str, ...]) -> None:
@@ -147,15 +160,18 @@ def _lines(axis: Axes, rows: list[dict[str, Any]], x: str, policies: tuple[str, 
             if row["policy"] == policy:
                 points.setdefault(row[x], []).append(100 * row["token_hit_rate"])
         xs = sorted(points)
-        ceiling = policy in ("clairvoyant", "bound")
+        ceiling = policy in MARKS
         axis.plot(
-            xs, [sum(points[v]) / len(points[v]) for v in xs], marker=None if ceiling else "o", markersize=3,
-            linestyle="--" if ceiling else "-", color=COLOURS.get(policy, "0.5"), label=LABELS.get(policy, policy),
+            xs, [sum(points[v]) / len(points[v]) for v in xs],
+            marker=MARKS[policy][0] if ceiling else "o", markersize=4, markerfacecolor="none" if ceiling else None,
+            linestyle="--" if ceiling else "-",
+            color=COLOURS.get(policy, "0.5"), label=LABELS.get(policy, policy),
         )  # fmt: skip
     axis.set_ylabel("token hit rate, %")
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    if x == "capacity_gb":
+        capacity_axis(axis, sorted({row[x] for row in rows}))
 
 
 if __name__ == "__main__":

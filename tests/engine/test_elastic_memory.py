@@ -17,6 +17,8 @@ import pytest
 
 from sglang_hybrid import cli
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine.series import MISS_TOKENS
+from sglang_hybrid.prefix.misses import REASONS
 from tests.engine.prompts import words
 from tests.engine.smaps import unforked_bytes
 from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
@@ -55,7 +57,7 @@ class Elastic(Client):
     def metric(self, name: str, kind: str = "") -> float:
         text = self.get("/metrics")
         label = f'kind="{kind}"' if kind else ""
-        pattern = rf"^sglang:elastic_memory_{name}(?:{{[^}}]*{label}[^}}]*}})? (\S+)$"
+        pattern = rf"^sglang:elastic_memory_{name}(?:_total)?{{[^}}]*{label}[^}}]*}} (\S+)$"
         found = re.search(pattern, text, re.MULTILINE)
         assert found is not None, f"{name} {kind} is not among the metrics"
         return float(found[1])
@@ -121,11 +123,14 @@ def test_shifting_load_changes_no_token_and_leaves_no_page(
         reference.assert_greedy(prompt, output, "elastic")
         reference.assert_same(prompt, output, other, "elastic and static")
     assert sum(hit for _, hit in answers) > 0
-    assert client.metric("granules_used_max") > 0.7 * client.metric("granules_total")
+    assert client.metric("granules_used_max") > 0.7 * client.metric("granules_budget")
     client.flush()
     assert eventually(client.is_empty), "a column of KV and one of states are pinned"
     assert client.used() == client.metric("granules_pinned")
     assert client.metric("failures", "map") == 0
+    missed = [line for line in client.get("/metrics").splitlines() if line.startswith(MISS_TOKENS.name + "{")]
+    assert len(missed) == len(REASONS), "one rank publishes, so that a sum counts nothing twice"
+    assert all('tp_rank="0"' in line for line in missed)
     assert cli.main(["doctor", "--url", client.server.url]) == 0
     assert cli.main(["doctor", "--url", static.server.url]) == 2, "it has no --enable-metrics"
 
@@ -144,7 +149,7 @@ def test_a_request_as_large_as_the_budget_finds_room_in_a_full_cache(
 
 
 def test_memory_of_the_process_follows_the_account(client: Elastic) -> None:
-    rng, budget = random.Random(42), client.metric("granules_total")
+    rng, budget = random.Random(42), client.metric("granules_budget")
     client.generate_all([words(rng, 700) for _ in range(14)], tokens=2, at_once=4)
     assert eventually(lambda: client.metric("granules_resident") > 0.5 * budget)
     assert eventually(client.agrees)

@@ -5,7 +5,9 @@ That none serves without is tested in tests/unit/engine/test_frontend_workers.py
 
 from __future__ import annotations
 
+import re
 import signal
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,15 @@ from tests.engine.support import Client
 
 pytestmark = pytest.mark.engine
 
-WORKERS = ("--tokenizer-worker-num", "2")
+WORKERS = ("--tokenizer-worker-num", "2", "--enable-metrics")
+PROMETHEUS_2 = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+
+
+def names(url: str) -> frozenset[str]:
+    """Two series, one of a scheduler and one of all workers, by the names that Prometheus 2 is told."""
+    with urllib.request.urlopen(urllib.request.Request(url + "/metrics", headers=PROMETHEUS_2)) as page:
+        lines = page.read().decode().splitlines()
+    return frozenset(re.findall(r"^sglang\W(?:mamba_cache_miss|prompt)_tokens_total", "\n".join(lines), re.MULTILINE))
 
 
 def test_every_worker_has_the_hooks(models: Callable[[str], Path], tmp_path: Path) -> None:
@@ -39,7 +49,9 @@ def test_every_worker_has_the_hooks(models: Callable[[str], Path], tmp_path: Pat
             answers["usage", details["cached_tokens"] + missed == usage["prompt_tokens"]] += 1
             streamed = {"input_ids": prompt, "stream": True, "sampling_params": {**sampling, "n": 3}}
             answers["stream", client.answer("/generate", streamed)[0]] += 1
-        wanted = {"boundary": 400, "id": 400, "name": 400, "usage": True, "stream": 200}
+            answers["metrics", names(server.url)] += 1
+        seen = frozenset({"sglang:mamba_cache_miss_tokens_total", "sglang:prompt_tokens_total"})
+        wanted = {"metrics": seen, "boundary": 400, "id": 400, "name": 400, "usage": True, "stream": 200}
         assert dict(answers) == dict.fromkeys(wanted.items(), 16)
         log = server.log.read_text()
         assert log.count("sglang-hybrid is active in HTTP worker") == 2

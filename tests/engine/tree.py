@@ -130,7 +130,7 @@ class Tree:
             parts = Parts(
                 cache=cache, states=states, decisions=decisions, victims=victims, slots=CheckpointSlots(states),
                 account=account, now=self.clock.now,
-                tier=HostTier(cache, TYPES["state"], account.counts) if host_ratio else None,
+                tier=HostTier(cache, TYPES["state"], account.event) if host_ratio else None,
             )  # fmt: skip
             rules = Rules(grid=GRID if extra else 1, prefill=PrefillStates(GRID, "chunks"), scores=ours)
             return CacheCoordinator(parts, StaticMemory(parts), rules)

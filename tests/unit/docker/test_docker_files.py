@@ -161,8 +161,27 @@ def test_prometheus_scrapes_the_server_and_grafana_reads_prometheus() -> None:
     source = yaml.safe_load((ROOT / "docker/grafana/provisioning/datasources/prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     dashboard = json.loads((ROOT / "docker/grafana/dashboards/sglang-hybrid.json").read_text())
-    used = {target["datasource"]["uid"] for panel in dashboard["panels"] for target in panel["targets"]}
+    used = {target["datasource"]["uid"] for panel in dashboard["panels"] for target in panel.get("targets", [])}
     assert used == {source["datasources"][0]["uid"]}
+
+
+def test_alert_rules_are_where_prometheus_looks_for_them() -> None:
+    rules = yaml.safe_load((ROOT / "docker/prometheus.yml").read_text())["rule_files"]
+    mounted = COMPOSE["services"]["prometheus"]["volumes"]
+    assert rules
+    assert all(f"./{name}:/etc/prometheus/{name}:ro" in mounted for name in rules)
+
+
+def test_panels_have_a_place_of_their_own() -> None:
+    panels = json.loads((ROOT / "docker/grafana/dashboards/sglang-hybrid.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
 
 
 def test_dashboards_are_mounted_where_they_are_looked_for() -> None:

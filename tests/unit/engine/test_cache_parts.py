@@ -10,7 +10,7 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.cache.metrics import Account, miss_counter, summary
+from sglang_hybrid.engine.cache.metrics import Account, summary
 from sglang_hybrid.engine.cache.requests import ids, namespace, streams, tracked
 
 
@@ -62,17 +62,22 @@ def test_a_summary_comes_once_per_interval_and_tells_what_is_new(caplog: pytest.
     assert (silent.counts["requests"], len(caplog.messages)) == (1, 2)
 
 
-def test_misses_are_counted_where_somebody_listens() -> None:
-    heard: list[tuple[int, dict[str, int]]] = []
-    account = Account(SimpleNamespace(), on_misses=lambda hit, misses: heard.append((hit, misses)))
-    account.request(10, 4, {"never_seen": 6}, 0.0)
+def test_misses_and_events_are_told_where_somebody_listens() -> None:
+    heard: list[tuple[str, int]] = []
+    account = Account(
+        SimpleNamespace(),
+        on_miss=lambda *miss: heard.append(miss),
+        on_event=lambda *event: heard.append(event),
+    )
+    account.request(10, 4, {"never_seen": 5, "refused": 1}, 0.0)
     account.request(8, 8, {}, 1.0)
-    assert heard == [(4, {"never_seen": 6}), (8, {})]
-    assert account.counts == Counter(requests=2, prompt_tokens=18, hit_tokens=12, miss_never_seen=6)
-
-
-def test_metrics_are_off_where_the_server_has_them_off() -> None:
-    assert miss_counter(False) is None
+    account.event("written", 3)
+    account.event("reclaimed", 0)
+    account.planned()
+    assert heard == [("never_seen", 5), ("refused", 1), ("written", 3), ("planned", 1)]
+    assert account.counts == Counter(
+        requests=2, prompt_tokens=18, hit_tokens=12, miss_never_seen=5, miss_refused=1, written=3, planned=1
+    )
 
 
 def test_requests_are_kept_apart_by_key_and_salt() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from sglang_hybrid import cli
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.launch.status import ADVICE
-from sglang_hybrid.engine.pools.remote import PREFIX
-from sglang_hybrid.engine.pools.telemetry import figures
+from sglang_hybrid.engine.pools import telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.misses import REASONS
 from tests.unit.engine.arenas import opened
@@ -51,14 +52,12 @@ def page() -> str:
     arena.supplies[STATE].take(3)
     arena.supplies[KV].take(100)
     arena.sort()
-    found = figures(arena, Counter(memory_waits=7, memory_evicted_kv=1, memory_evicted_state=2))
+    found = telemetry.figures(arena, Counter(memory_waits=7, memory_evicted_kv=1, memory_evicted_state=2))
     arena.pooled.close()
     driver.close()
-    series = (
-        f'{PREFIX}{name}{{kind="{kind}",pid="1"}} {value}' if kind else f"{PREFIX}{name} {value}"
-        for (name, kind), value in found.items()
-    )
-    return "# HELP of something\nother_metric 3.0\n" + "\n".join(series) + "\n"
+    registry = CollectorRegistry()
+    telemetry.exporter({"model_name": "models/a{b}", "tp_rank": "0"}, registry)(found)
+    return "other_metric 3.0\n" + generate_latest(registry).decode()
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -81,7 +80,7 @@ def test_it_shows_who_has_the_memory(capsys: pytest.CaptureFixture[str], url: st
 
 
 def test_a_failed_mapping_is_a_problem_with_a_remedy(capsys: pytest.CaptureFixture[str], url: str, page: str) -> None:
-    Pages.text = page.replace('failures{kind="map",pid="1"} 0', 'failures{kind="map",pid="1"} 3')
+    Pages.text = re.sub(r'(failures_total{kind="map",.*} )0', r"\g<1>3", page)
     status, shown = doctor(capsys, "--url", url)
     assert status == 1
     assert "3 failed" in shown

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat
+from sglang_hybrid.engine import compat, publish
 from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
@@ -86,8 +86,10 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         if admits and not prefill.step:
             logger.warning(prefill.shortcoming())
     states, leads = ctx.params.req_to_token_pool.mamba_allocator, ctx.tp_rank == 0
-    on_misses = metrics.miss_counter(bool(getattr(args, "enable_metrics", False))) if leads else None
-    account = metrics.Account(states, config.log_interval_s if leads else 0.0, on_misses)
+    told = None if (labels := publish.labels()) is None else metrics.Exported(labels)
+    account = metrics.Account(
+        states, config.log_interval_s if leads else 0.0, *((told.miss, told.event) if told else (None, None))
+    )
     parts = Parts(
         cache=cache,
         states=states,
@@ -96,7 +98,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         slots=CheckpointSlots(states),
         account=account,
         now=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
-        tier=HostTier(cache, TYPES["state"], account.counts) if tiered(ctx) else None,
+        tier=HostTier(cache, TYPES["state"], account.event) if tiered(ctx) else None,
     )
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
     ends = frozenset(ctx.model_config.hf_eos_token_id or ())

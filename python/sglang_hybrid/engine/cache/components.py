@@ -150,7 +150,7 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
         if params.cow_mamba and not self._can_copy(params.req, result):
-            self.coordinator.account.counts["match_given_up"] += 1
+            self.coordinator.account.event("match_given_up")
             result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
         return super().finalize_match_result_in_cache(params, result)
 
@@ -178,7 +178,7 @@ class HybridMamba(_Ordered, MambaComponent):
             plan.mark = None if record.request is None else record.request.tip
             return length
         plan.taken = taken = coordinator.slots.take(record, token_ids_len)
-        coordinator.account.counts["written"] += len(taken)
+        coordinator.account.event("written", len(taken))
         chunked = token_ids_len < len(req.origin_input_ids)
         plan.whole = not chunked
         if not chunked:
@@ -236,7 +236,7 @@ class HybridMamba(_Ordered, MambaComponent):
         taken, plan.taken = plan.taken, []
         if is_finished:
             last = self.coordinator.slots.take(record, 1 << 62)
-            self.coordinator.account.counts["written"] += len(last)
+            self.coordinator.account.event("written", len(last))
             taken += last
         inserted = 0
         if insert_result is not None and insert_params is not None and insert_params.key is not None:
@@ -305,7 +305,7 @@ class HybridMamba(_Ordered, MambaComponent):
     def _lost(self, node: Any) -> None:
         """The state of `node` leaves the device."""
         self.coordinator.victims.touch_below(node)
-        self.coordinator.account.counts["states_evicted"] += 1
+        self.coordinator.account.event("states_evicted")
         mark = getattr(node, "hybrid_mark", None)
         if mark is not None and node.component_data[self.component_type].host_value is None:
             self.coordinator.decisions.evicted(mark)

@@ -106,11 +106,13 @@ class CacheCoordinator:
         if given is None:
             return found
         try:
-            return tuple(sorted({*found, *named(given, len(tokens))}))
+            declared = named(given, len(tokens))
         except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
-            self.account.counts["bad_boundaries"] += 1
+            self.account.event("bad_boundaries")
             logger.warning("request %s: %s", req.rid, error)
             return found
+        self.account.event("boundaries", len(declared))
+        return tuple(sorted({*found, *declared}))
 
     def _use(self, record: Tracked, request: Request) -> None:
         """A request resumes: the state there is used, and may have turned out to be where others part."""
@@ -142,7 +144,7 @@ class CacheCoordinator:
             if self.slots.reserve(record, at, wanted):
                 self.account.planned()
             else:
-                self.account.counts["refused"] += 1
+                self.account.event("refused")
                 mark = record.request.marks.get(wanted)
                 if mark is not None:
                     mark.refused = True

@@ -100,12 +100,12 @@ class Memory(ABC):
             self.states.free(kv.mamba_pool_idx.view(-1))
             kv.mamba_pool_idx = kv.mamba_cow_src_index = None
             kv.mamba_needs_clear = False
-            self.account.counts["waited_for_states"] += 1
+            self.account.event("waited_for_states")
 
     def _reclaim(self, count: int) -> int:
         """Take back up to `count` slots of checkpoints in the making; returns how many."""
         taken = self.slots.reclaim(count)
-        self.account.counts["reclaimed"] += taken
+        self.account.event("reclaimed", taken)
         return taken
 
 

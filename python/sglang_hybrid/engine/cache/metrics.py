@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from sglang_hybrid.engine.publish import Published
+from sglang_hybrid.engine.series import CACHE_EVENTS, EVENTS, MISS_REQUESTS, MISS_TOKENS
 from sglang_hybrid.prefix.misses import REASONS
 
 logger = logging.getLogger(__name__)
@@ -14,46 +16,52 @@ logger = logging.getLogger(__name__)
 _TRUSTED = 64
 """States that may be planned before one was written: requests are aborted, passes change shape."""
 
-MISSES = "sglang:mamba_cache_miss_tokens_total"
-REQUESTS = "sglang:mamba_cache_miss_requests_total"
+Tell = Callable[[str, int], None]
+"""Gets a name and by how much its count grew."""
 
 
-def miss_counter(enabled: bool) -> Callable[[int, dict[str, int]], None] | None:
-    """A function of (hit tokens, misses by reason) that counts; None when metrics are off.
+class Exported:
+    """Counts misses and events in Prometheus, under SGLang's `labels`; every series is there from the start."""
 
-    Imports prometheus_client only now: SGLang has to choose its multiprocess mode before the first import.
-    """
-    if not enabled:
-        return None
-    from prometheus_client import Counter
+    def __init__(self, labels: Mapping[str, str], registry: Any = None) -> None:
+        self._tokens = Published(MISS_TOKENS, labels, registry)
+        self._requests = Published(MISS_REQUESTS, labels, registry)
+        self._events = Published(CACHE_EVENTS, labels, registry)
+        for reason in REASONS:
+            self._tokens.add(0, reason)
+            self._requests.add(0, reason)
+        for event in EVENTS:
+            self._events.add(0, event)
 
-    tokens = Counter(MISSES.removesuffix("_total"), "Prompt tokens computed, by the reason they missed.", ["reason"])
-    missed = Counter(REQUESTS.removesuffix("_total"), "Requests with a missed token, by reason.", ["reason"])
+    def miss(self, reason: str, tokens: int) -> None:
+        """A request computes `tokens` for this reason."""
+        self._tokens.add(tokens, reason)
+        self._requests.add(1, reason)
 
-    def count(hit_tokens: int, misses: dict[str, int]) -> None:
-        for reason, amount in misses.items():
-            tokens.labels(reason).inc(amount)
-            missed.labels(reason).inc()
-
-    return count
+    def event(self, name: str, amount: int) -> None:
+        """One of EVENTS happened."""
+        self._events.add(amount, name)
 
 
 class Account:
     """What happened since the start, counted by name in `counts`; Prometheus and the log are told of it.
 
-    `states` is SGLang's allocator of state slots. `on_misses` gets the hit tokens and the misses by reason of every
-    request. `log_interval_s`: seconds between lines in the log, of which there are none without requests; 0 is never.
+    `states` is SGLang's allocator of state slots. `on_miss` gets each reason of every request with its tokens,
+    `on_event` each event. `log_interval_s`: seconds between lines in the log, of which there are none without
+    requests; 0 is never.
     """
 
     def __init__(
         self,
         states: Any,
         log_interval_s: float = 0.0,
-        on_misses: Callable[[int, dict[str, int]], None] | None = None,
+        on_miss: Tell | None = None,
+        on_event: Tell | None = None,
     ) -> None:
         self.counts: Counts[str] = Counts()
         self._states = states
-        self._on_misses = on_misses
+        self._on_miss = on_miss
+        self._on_event = on_event
         self._interval_s = log_interval_s
         self._last_s: float | None = None
         self._then: Counts[str] = Counts()
@@ -65,15 +73,22 @@ class Account:
         self.counts["hit_tokens"] += hit_tokens
         for reason, count in misses.items():
             self.counts["miss_" + reason] += count
-        if self._on_misses is not None:
-            self._on_misses(hit_tokens, misses)
+            if self._on_miss is not None:
+                self._on_miss(reason, count)
         if self._interval_s:
             self._log(now)
+
+    def event(self, name: str, amount: int = 1) -> None:
+        """One of `series.EVENTS` happened."""
+        if amount:
+            self.counts[name] += amount
+            if self._on_event is not None:
+                self._on_event(name, amount)
 
     def planned(self) -> None:
         """A state inside a prefill is to be written; that none ever is must not go unsaid."""
         counts = self.counts
-        counts["planned"] += 1
+        self.event("planned")
         if counts["planned"] == _TRUSTED and not counts["written"]:
             logger.warning(
                 "%d states inside prefills were planned and none was written: branch points and boundaries are lost. "

@@ -7,7 +7,7 @@ SGLang's own copies miss, and the memory a request needs before it is promised w
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
@@ -71,11 +71,11 @@ class TieredVictims(Victims):
 
 
 class HostTier:
-    """What is done about the host tier of one cache. `counts` are those of its account."""
+    """What is done about the host tier of one cache. `event` tells its account."""
 
-    def __init__(self, cache: Any, state_type: Any, counts: Counter[str]) -> None:
+    def __init__(self, cache: Any, state_type: Any, event: Callable[[str], None]) -> None:
         self._cache = cache
-        self._counts = counts
+        self._event = event
         self._state = state_type
         self._uncopied: dict[int, Any] = {}
 
@@ -141,7 +141,7 @@ class HostTier:
 
     def give_up(self, req: Any) -> None:
         """There is no memory for what `req` would load back: its match ends where the device's does."""
-        self._counts["restore_given_up"] += 1
+        self._event("restore_given_up")
         req.host_hit_length = req.mamba_host_hit_length = 0
         self.restart_on_device(req)
 

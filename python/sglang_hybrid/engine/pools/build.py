@@ -7,7 +7,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import compat
+from sglang_hybrid.engine import publish
 from sglang_hybrid.engine.cache.memory import Parts
 from sglang_hybrid.engine.pools import arena, telemetry
 from sglang_hybrid.engine.pools.memory import ElasticMemory
@@ -19,7 +19,8 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec, parts: Parts) -> Elas
     if not arena.exists() or set(arena.current().supplies) != {KV, STATE}:
         raise unserved(type(ctx.params.token_to_kv_pool_allocator).__name__)
     leads = ctx.tp_rank == 0
-    export = telemetry.exporter(leads and bool(getattr(compat.resolved(ctx.server_args), "enable_metrics", False)))
+    labels = publish.labels()
+    export = None if labels is None else telemetry.exporter(labels)
     interval_s = config.log_interval_s if leads else 0.0
     told = telemetry.Telemetry(arena.current(), parts.account.counts, interval_s, export)
     return ElasticMemory(parts, arena.current(), spec, told)

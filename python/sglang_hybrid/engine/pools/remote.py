@@ -9,13 +9,11 @@ import urllib.request
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import status
 from sglang_hybrid.engine.launch.doctor import Finding
-
-PREFIX = "sglang:elastic_memory_"
-"""Of the Prometheus series that telemetry.py exports."""
+from sglang_hybrid.engine.series import ELASTIC
 
 Figures = dict[tuple[str, str], float]
 
-_SERIES = re.compile(rf"^{PREFIX}(\w+)(?:\{{([^}}]*)\}})? (\S+)$", re.MULTILINE)
+_SERIES = re.compile(rf"^{ELASTIC}(\w+?)(?:_total)?(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
 _KIND = re.compile(r'kind="(\w+)"')
 
 
@@ -53,7 +51,7 @@ def read(text: str) -> Figures:
 
 def describe(found: Figures) -> list[Finding]:
     """The section: who has the granules, what moving them cost, and what went wrong."""
-    total, granule_bytes = found["granules_total", ""], found["granule_bytes", ""]
+    total, granule_bytes = found["granules_budget", ""], found["granule_bytes", ""]
     resident = found["granules_resident", ""]
     kinds = sorted(kind for name, kind in found if name == "granules_used")
     used = sum(found["granules_used", kind] for kind in kinds)

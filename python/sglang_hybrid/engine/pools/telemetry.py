@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_hybrid.engine.pools.arena import Arena
-from sglang_hybrid.engine.pools.remote import PREFIX
+from sglang_hybrid.engine.publish import Published
+from sglang_hybrid.engine.series import ELASTIC, SERIES
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def figures(arena: Arena, counts: Counter[str]) -> dict[tuple[str, str], float]:
     budget, pooled = arena.budget, arena.pooled
     found: dict[tuple[str, str], float] = {
         ("granule_bytes", ""): arena.sizing.granule_bytes,
-        ("granules_total", ""): budget.total,
+        ("granules_budget", ""): budget.total,
         ("granules_pinned", ""): arena.sizing.kv_column_granules + arena.sizing.state_column_granules,
         ("granules_resident", ""): pooled.committed_bytes // arena.sizing.granule_bytes,
         ("granules_used_max", ""): arena.most_used,
@@ -84,7 +85,7 @@ class Telemetry:
 
 def summary(arena: Arena, found: dict[tuple[str, str], float]) -> str:
     """`found` in one line."""
-    total, granule_mib = found["granules_total", ""], arena.sizing.granule_bytes / (1 << 20)
+    total, granule_mib = found["granules_budget", ""], arena.sizing.granule_bytes / (1 << 20)
     kinds = ", ".join(
         f"{name} {found['granules_used', name]:.0f} ({100 * found['fragmentation', name]:.0f} % holes)"
         for name in arena.supplies
@@ -100,23 +101,18 @@ def summary(arena: Arena, found: dict[tuple[str, str], float]) -> str:
     )
 
 
-def exporter(enabled: bool) -> Callable[[dict[tuple[str, str], float]], None] | None:
-    """A function that sets the Prometheus gauges; None when metrics are off.
-
-    Imports prometheus_client only now: SGLang has to choose its multiprocess mode before the first import.
-    """
-    if not enabled:
-        return None
-    from prometheus_client import Gauge
-
-    gauges: dict[str, Any] = {}
+def exporter(labels: Mapping[str, str], registry: Any = None) -> Callable[[dict[tuple[str, str], float]], None]:
+    """A function that publishes figures as Prometheus series under SGLang's `labels`."""
+    published = {
+        series.name.removeprefix(ELASTIC).removesuffix("_total"): (Published(series, labels, registry), series.kind)
+        for series in SERIES
+        if series.name.startswith(ELASTIC)
+    }
 
     def export(found: dict[tuple[str, str], float]) -> None:
         for (name, kind), value in found.items():
-            if name not in gauges:
-                text = f"Elastic memory: {name.replace('_', ' ')}."
-                labels = ["kind"] if kind else []
-                gauges[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")
-            (gauges[name].labels(kind) if kind else gauges[name]).set(value)
+            series, sort = published[name]
+            tell = series.reach if sort == "counter" else series.set
+            tell(value, *([kind] if kind else []))
 
     return export

@@ -146,6 +146,12 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
     Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
     Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.kernels:roll", SCHEDULER),
+    Hook(
+        "srt.observability.metrics_collector:SchedulerMetricsCollector.init_new",
+        "AFTER",
+        "publish:learn_labels",
+        SCHEDULER,
+    ),
     # Elastic memory.
     Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),
     Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "AROUND", "pools.sizes:size_pools", SCHEDULER, "elastic"),
@@ -178,6 +184,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
     Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
+    Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
     Hook(
         "srt.entrypoints.openai.serving_chat:OpenAIServingChat._apply_jinja_template",

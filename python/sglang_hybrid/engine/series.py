@@ -1,0 +1,87 @@
+"""Every Prometheus series of ours: name, kind, labels, unit and meaning. docs/metrics.md shows this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+EVENTS = MappingProxyType(
+    {
+        "boundaries": "cache boundaries that requests declared",
+        "bad_boundaries": "requests whose declared boundaries could not be read, and were served without",
+        "planned": "states that were to be saved inside prefills",
+        "written": "states that were saved inside prefills",
+        "refused": "states that were wanted inside prefills and got no slot",
+        "reclaimed": "slots of states in the making that went to requests that needed them to run",
+        "states_evicted": "states that left the device",
+        "match_given_up": "matches that were dropped for want of a slot for the request's copy of the state",
+        "waited_for_states": "times a request gave its slot back and went on waiting",
+        "restore_given_up": "matches in host memory that were dropped for want of device memory",
+    }
+)
+"""Values of the label `event`."""
+
+Kind = Literal["counter", "gauge"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series. `name` is what Prometheus stores; `labels` come behind those that SGLang gives its own series."""
+
+    name: str
+    kind: Kind
+    unit: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+ELASTIC = "sglang:elastic_memory_"
+"""Prefix of the series of elastic memory."""
+
+POOLS = ("kv", "state")
+CALLS = ("map", "unmap", "grow")
+"""Values of the label `kind`: who holds granules, and what is done with them (`grow`: a column more of a pool)."""
+
+
+def _elastic(name: str, kind: Kind, unit: str, text: str, *labels: str) -> Series:
+    return Series(ELASTIC + name + "_total" * (kind == "counter"), kind, unit, text, labels)
+
+
+MISS_TOKENS = Series(
+    "sglang:mamba_cache_miss_tokens_total", "counter", "tokens", "Prompt tokens computed, by reason.", ("reason",)
+)
+MISS_REQUESTS = Series(
+    "sglang:mamba_cache_miss_requests_total", "counter", "requests", "Requests with a computed token, by reason.",
+    ("reason",),
+)  # fmt: skip
+CACHE_EVENTS = Series(
+    "sglang:mamba_cache_events_total", "counter", "events", "What the cache did, or could not do.", ("event",)
+)
+
+SERIES: tuple[Series, ...] = (
+    MISS_TOKENS,
+    MISS_REQUESTS,
+    CACHE_EVENTS,
+    _elastic("granule_bytes", "gauge", "bytes", "Size of a granule, the unit in which memory changes hands."),
+    _elastic("granules_budget", "gauge", "granules", "The budget of KV and states together."),
+    _elastic("granules_pinned", "gauge", "granules", "What the padding slots of both pools hold for good."),
+    _elastic("granules_used", "gauge", "granules", "Granules with a page in use, cached ones among them.", "kind"),
+    _elastic("granules_unused", "gauge", "granules", "Granules that a pool has mapped and that are empty.", "kind"),
+    _elastic("fragmentation", "gauge", "share", "Free pages in used granules, of all pages in them.", "kind"),
+    _elastic("granules_resident", "gauge", "granules", "Granules that are memory of the machine or card right now."),
+    _elastic("granules_at_hand", "gauge", "granules", "Resident granules that were made ahead of need."),
+    _elastic("granules_used_max", "gauge", "granules", "Most that were used since the start."),
+    _elastic("granules_resident_max", "gauge", "granules", "Most that were resident since the start."),
+    _elastic("transfers", "counter", "granules", "Granules that went from KV to states or back."),
+    _elastic("evictions", "counter", "evictions", "Evictions that freed a page for want of memory.", "kind"),
+    _elastic("waits", "counter", "times", "Times a request or a chunk of a prompt waited for memory."),
+    _elastic("reclaims", "counter", "times", "Times memory was there once torch gave back what it kept."),
+    _elastic("calls", "counter", "calls", "Calls that changed mappings.", "kind"),
+    _elastic("granules_moved", "counter", "granules", "Granules of those calls.", "kind"),
+    _elastic("failures", "counter", "calls", "Those calls that failed: the machine or card had no memory.", "kind"),
+    _elastic("seconds", "counter", "seconds", "Time in those calls.", "kind"),
+    _elastic("seconds_p50", "gauge", "seconds", "Median of those calls since the start.", "kind"),
+    _elastic("seconds_p99", "gauge", "seconds", "99th percentile of those calls since the start.", "kind"),
+    _elastic("processor_seconds_p99", "gauge", "seconds", "99th percentile of their processor time.", "kind"),
+)
