@@ -21,6 +21,7 @@ from sglang_hybrid.demo import conversation, model
 from sglang_hybrid.demo.server import Server, ServerDied
 
 _MODELS = Path("models")
+_REQUEST_LOG = _MODELS / "quickstart-requests.log"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         folder = options.model or _build(console)
-        flags = ["--served-model-name", "demo"]
+        flags = ["--served-model-name", "demo", "--enable-metrics", "--hybrid-request-log", str(_REQUEST_LOG)]
         with Server(folder, flags, port=options.port or None, log=_log_file(), outlive=not options.once) as server:
             ready_seconds = _wait(console, server)
             rows = _converse(console, server, folder, began)

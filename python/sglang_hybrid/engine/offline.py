@@ -28,11 +28,11 @@ def Engine(**arguments: Any) -> Any:
     final, notes = preparation.complete(flags.parse_engine(words), words, config)
     parsed = vars(flags.parse_engine(final))
     added = {flag.removeprefix("--").replace("-", "_") for flag in final[len(words) :] if flag.startswith("--")}
-    import sglang
+    from sglang.srt.entrypoints.engine import Engine as StockEngine
 
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return sglang.Engine(**given, **{name: parsed[name] for name in added})
+    return StockEngine(**given, **{name: parsed[name] for name in added})
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[HybridConfig, dict[str, Any]]:

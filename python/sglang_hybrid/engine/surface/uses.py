@@ -27,6 +27,7 @@ USES: tuple[Use, ...] = (
         "srt.arg_groups.overrides:supports_mamba_cache_extra_buffer", IMPORT, "cpu.extra_buffer", SCHEDULER, when="cpu"
     ),
     Use("srt.constants:HEALTH_CHECK_RID_PREFIX", IMPORT, "frontend.ids", SCHEDULER),
+    Use("srt.entrypoints.engine:Engine", IMPORT, "offline", LAUNCHER),
     Use("srt.entrypoints.openai.protocol:CachedTokensDetails", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai.protocol:PromptTokensDetails", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo", IMPORT, "frontend.usage", HTTP),
@@ -88,7 +89,7 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.mem_cache.unified_radix_cache:UnifiedRadixCache", SUBCLASS, "cache.radix_cache", SCHEDULER),
     Use("srt.mem_cache:registry", IMPORT, "cache.radix_cache", SCHEDULER),
-    Use("srt.plugins:load_plugins", IMPORT, "frontend.workers launch_server", EVERY),
+    Use("srt.plugins:load_plugins", IMPORT, "frontend.workers launch.preparation", EVERY),
     Use("srt.runtime_context:get_context", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_exec", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_parallel", IMPORT, "pools.ranks pools.sizes", SCHEDULER, when="elastic"),
