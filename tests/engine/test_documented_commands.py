@@ -1,4 +1,4 @@
-"""README's commands, run as they are printed: the quickstart, then each shell block in a new shell beside its server."""
+"""README's commands, run as they are printed: the quickstart, then each block of the shell beside its server."""
 
 from __future__ import annotations
 
