@@ -19,7 +19,8 @@ import json, sys
 import sglang_hybrid
 
 if __name__ == "__main__":
-    engine = sglang_hybrid.Engine(model_path=sys.argv[1], hybrid_policy="lru", max_running_requests=4)
+    logs = {"log_level": "info", "log_requests": True, "log_requests_level": 3, "log_requests_format": "json"}
+    engine = sglang_hybrid.Engine(model_path=sys.argv[1], hybrid_policy="lru", max_running_requests=4, **logs)
     for _ in range(2):
         answer = engine.generate(
             input_ids=list(range(3, 203)), sampling_params={"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -29,7 +30,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_is_served_from_cache_and_told_why_not(
+def test_a_script_is_served_from_cache_and_its_log_can_be_simulated(
     models: Callable[[str], Path], references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     script = tmp_path / "offline.py"
@@ -43,3 +44,10 @@ def test_a_script_is_served_from_cache_and_told_why_not(
     assert cold["cached_tokens_details"]["miss_never_seen"] == 200
     references("gdn").assert_greedy(list(range(3, 203)), answers[0]["output_ids"])
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
+
+    log, report = tmp_path / "server.log", tmp_path / "report.json"
+    log.write_text(done.stderr + done.stdout)
+    command = [sys.executable, "-m", "sglang_hybrid", "simulate", log, "--model", models("gdn"), "--json", report]
+    subprocess.run([*command, "--capacity-gb", "1", "--policy", "lru"], check=True, timeout=PATIENCE_S)
+    (cell,) = json.loads(report.read_text())["cells"]
+    assert (cell["requests"], cell["input_tokens"]) == (2, 400)
