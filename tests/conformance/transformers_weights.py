@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-if not torch.cuda.is_available():
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from sglang_hybrid.engine.cpu import vision
+
+vision.install()
 
 ROUTED = re.compile(r"\.experts\.|block_sparse_moe\.(input|output)_linear")
 ADAPTER_NUMBER = re.compile(r"(?<=adapter_list\.)\d+")

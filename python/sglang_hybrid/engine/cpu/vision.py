@@ -20,5 +20,7 @@ def install() -> None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in _OPERATORS:
+        if hasattr(torch.ops.torchvision, operator):
+            continue  # somebody else has declared it, for the same reason
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _libraries.append(library)
