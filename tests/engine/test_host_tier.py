@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.eviction.candidates import Candidates
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import replay
 from tests.engine.prompts import prompts, words
-from tests.engine.restart import TieredTree
+from tests.engine.resume import TieredTree
 from tests.engine.support import Client, Reference
 from tests.engine.test_cache_tree import sequences
 from tests.engine.test_hybrid_cache import ask, cached, misses
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sg
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 @pytest.mark.parametrize(("policy", "page"), [("forecast", 1), ("marconi-online", 64), ("lru", 1)])
 def test_random_steps_restore_every_bit(policy: str, page: int, write_policy: str) -> None:
-    """Whatever a request restarts from, on the device or loaded back, is what was computed for its tokens."""
+    """Whatever a request resumes from, on the device or loaded back, is what was computed for its tokens."""
     size = {"tokens": 4096 if page > 1 else 600, "states": 8, "page_size": page}
     tree = TieredTree(policy, **size, host_ratio=1.5, write_policy=write_policy)
     assert tree.coordinator is not None
@@ -37,7 +37,7 @@ def test_random_steps_restore_every_bit(policy: str, page: int, write_policy: st
         if rng.random() < 0.5:
             tree.insert(sequences(rng, page))
         elif len(tree.running) < 7:
-            restored += tree.restart(sequences(rng, page), runs=rng.random() < 0.4)[1]
+            restored += tree.resume(sequences(rng, page), runs=rng.random() < 0.4)[1]
         if tree.running and rng.random() < 0.25:
             tree.end(rng.randrange(len(tree.running)))
         if rng.random() < 0.8:
@@ -53,11 +53,11 @@ def test_the_victim_is_the_lowest_score_of_its_tier(policy: str) -> None:
     rng, tree = random.Random(1), TieredTree(policy, tokens=1500, states=12, host_ratio=2)
     assert tree.coordinator is not None
     victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
-    compared = Counter[Pool]()
+    compared = Counter[PoolKind]()
     for _ in range(250):
         tree.clock.advance(rng.uniform(0, 20))
         tree.insert(sequences(rng, 1))
-        tree.restart(sequences(rng, 1))
+        tree.resume(sequences(rng, 1))
         tree.step()
         victims.sync(core)
         for pool in victims._known:
@@ -84,8 +84,8 @@ def test_a_second_state_of_a_pass_is_copied_too() -> None:
         tree.step()
     tree.evict(tree.slots.size, tree.rows.mamba_allocator.size)
     assert tree.held() == (0, 0)
-    assert tree.restart(long[:200] + [8] * 50) == (200, 200)
-    assert tree.restart([*long, 9]) == (300, 100)
+    assert tree.resume(long[:200] + [8] * 50) == (200, 200)
+    assert tree.resume([*long, 9]) == (300, 100)
 
 
 def test_a_state_is_lost_when_it_left_both_tiers() -> None:
@@ -96,12 +96,12 @@ def test_a_state_is_lost_when_it_left_both_tiers() -> None:
     tree.core.node_by_id(tree.match([1] * 200)[1]).hybrid_mark = mark
     tree.step()
     tree.evict(600, 4)
-    assert not mark.lost
+    assert not mark.evicted
     for other in range(2, 9):
         tree.insert([other] * 200)
         tree.step()
-    assert mark.lost
-    assert tree.restart([1] * 200) == (0, 0)
+    assert mark.evicted
+    assert tree.resume([1] * 200) == (0, 0)
 
 
 @pytest.fixture(scope="module")

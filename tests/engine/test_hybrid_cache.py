@@ -50,7 +50,7 @@ def ask(client: Client, prompt: Prompt, tokens: int = 8, **more: Any) -> dict[st
 
 
 def deepest(strategy: str, length: int) -> int:
-    """Where a prompt that was seen before can restart at best: its last token is always computed."""
+    """Where a prompt that was seen before can resume at best: its last token is always computed."""
     return length - 1 if strategy == "no_buffer" else (length - 1) // GRID * GRID
 
 
@@ -73,8 +73,8 @@ def test_branch_and_tail_of_one_prefill(
     shared = words(rng, 448)
     asked = [shared + words(rng, 100) for _ in range(3)]
     answers = [ask(client, prompt) for prompt in asked]
-    # The second restarts where a chunk of the first ended: such states are kept while memory is to spare.
-    assert [cached(answer) for answer in answers] == [0, 448 // CHUNK * CHUNK, 448], "the third restarts at the branch"
+    # The second resumes where a chunk of the first ended: such states are kept while memory is to spare.
+    assert [cached(answer) for answer in answers] == [0, 448 // CHUNK * CHUNK, 448], "the third resumes at the branch"
     second = answers[1]["output_ids"]
     following = asked[1] + second + words(rng, 20)
     answer = ask(client, following)

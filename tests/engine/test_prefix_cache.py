@@ -85,7 +85,7 @@ def test_windows_are_all_the_state_that_a_second_turn_needs(
 
 
 def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
-    """Stock policy: the second prompt restarts from the last prefill chunk before the branch, the third from the branch
+    """Stock policy: the second prompt resumes from the last prefill chunk before the branch, the third from the branch
     itself, which was checkpointed when it was seen for the second time."""
     client, reference, rng = serve("gdn", *STRATEGIES["extra_buffer"]), references("gdn"), random.Random(5)
     shared = words(rng, 448)

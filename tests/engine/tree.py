@@ -82,7 +82,8 @@ class Tree:
         from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
-        from sglang_hybrid.prefix.decisions import Decisions, Pool
+        from sglang_hybrid.prefix.decisions import Decisions
+        from sglang_hybrid.prefix.pools import PoolKind
 
         extra = page_size > 1
         tier: dict[str, Any] = {}
@@ -120,9 +121,9 @@ class Tree:
         def make_coordinator(cache: Any) -> CacheCoordinator:
             ours = policy != "lru"
             decisions = Decisions(SPEC, str(policy), grid=GRID if extra else 1, guarded=not host_ratio)
-            pools = (Pool.STATES, Pool.KV, Pool.BYTES)
+            pools = (PoolKind.STATES, PoolKind.KV, PoolKind.BYTES)
             if host_ratio:
-                pools += (Pool.HOST_STATES, Pool.HOST_KV)
+                pools += (PoolKind.HOST_STATES, PoolKind.HOST_KV)
             watched = TieredVictims if host_ratio else Victims
             victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=ours, pools=pools)
             states = self.rows.mamba_allocator
@@ -154,7 +155,7 @@ class Tree:
         return RadixKey(array("q", tokens), None)
 
     def match(self, tokens: list[int]) -> tuple[int, Any]:
-        """Tokens that can be restarted from, and the node."""
+        """Tokens that can be resumed from, and the node."""
         found = self.found(self.key(tokens))
         length = found.device_prefix_len if hasattr(found, "device_prefix_len") else len(found.device_indices)
         return int(length), found.last_device_node

@@ -52,7 +52,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 10**6))
     def drop(self, choice: int) -> None:
         chosen = sorted(self.checkpoints)[choice % len(self.checkpoints)]
-        node = self.tree.match(as_tokens(list(chosen))).restart
+        node = self.tree.match(as_tokens(list(chosen))).resume_node
         assert path(node) == chosen
         before = self.tree.kv_tokens
         freed = self.tree.drop(node)
@@ -74,7 +74,7 @@ class TreeMachine(RuleBasedStateMachine):
     def match_is_honest(self, tokens: list[int]) -> None:
         found = self.tree.match(as_tokens(tokens))
         prefixes = [tuple(tokens[:n]) for n in range(len(tokens) + 1)]
-        assert found.restart_tokens == max(len(p) for p in prefixes if not p or p in self.checkpoints)
+        assert found.resume_tokens == max(len(p) for p in prefixes if not p or p in self.checkpoints)
         held = {path(n)[:end] for n in walk(self.tree) for end in range(n.end + 1)} | {()}
         assert found.kv_tokens == max(len(p) for p in prefixes if p in held)
 
@@ -112,9 +112,9 @@ class PureKvMachine(RuleBasedStateMachine):
         self.held -= {sequence[:n] for n in range(len(sequence) - cut + 1, len(sequence) + 1)}
 
     @rule(tokens=SEQUENCES)
-    def every_held_token_is_a_restart(self, tokens: list[int]) -> None:
+    def every_held_token_is_a_resume_point(self, tokens: list[int]) -> None:
         deepest = max(n for n in range(len(tokens) + 1) if tuple(tokens[:n]) in self.held)
-        assert self.tree.match(as_tokens(tokens)).restart_tokens == deepest
+        assert self.tree.match(as_tokens(tokens)).resume_tokens == deepest
 
     @invariant()
     def consistent(self) -> None:

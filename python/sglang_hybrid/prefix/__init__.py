@@ -1,4 +1,4 @@
-"""The hybrid radix prefix cache as pure decisions: what to keep, what to drop, what to restart from."""
+"""The hybrid radix prefix cache as pure decisions: what to keep, what to drop, what to resume from."""
 
 from pathlib import Path
 

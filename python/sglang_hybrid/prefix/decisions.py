@@ -7,8 +7,6 @@ tensor; every call can be logged and replayed (`request_log`), and a replay take
 """
 
 from collections import OrderedDict
-from dataclasses import replace
-from enum import Enum
 from hashlib import blake2b
 
 import numpy as np
@@ -22,6 +20,7 @@ from sglang_hybrid.prefix.eviction.tuner import RegretTuner
 from sglang_hybrid.prefix.guard.guard import Guard, GuardedIndex, passed, restored
 from sglang_hybrid.prefix.guard.shadow import UNLIMITED
 from sglang_hybrid.prefix.policies import Policy, Pricing
+from sglang_hybrid.prefix.pools import PoolKind, priced
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.classes import PRIORS
 from sglang_hybrid.prefix.reuse.history import History
@@ -39,27 +38,6 @@ then find what they need, and what an eviction costs before its first victim is 
 
 SHARED = (Kind.BRANCH, Kind.DECLARED)
 """Marks of positions that others begin with: the conversation that saved one does not supersede it."""
-
-
-class Pool(Enum):
-    """What is short: states or KV, where they are computed with or in the host tier, or bytes that both share."""
-
-    STATES = "states"
-    KV = "kv"
-    HOST_STATES = "host_states"
-    HOST_KV = "host_kv"
-    BYTES = "bytes"
-
-    __hash__ = object.__hash__  # Enum's own runs Python code, and every decision looks an index up
-
-
-def priced(model: ModelSpec, pool: Pool) -> ModelSpec:
-    """`model` with the bytes of what is not in `pool` at zero."""
-    if pool is Pool.BYTES:
-        return model
-    if pool in (Pool.STATES, Pool.HOST_STATES):
-        return replace(model, kv_bytes_per_token=0)
-    return replace(model, checkpoint_bytes=0, conv_bytes=0)
 
 
 class Decisions:
@@ -90,13 +68,13 @@ class Decisions:
             self.guard = Guard(model.kv_bytes_per_token, model.checkpoint_bytes)
         self._flop_aware = FlopAware(model, chosen.alpha)
         self._tuner = RegretTuner(self._flop_aware) if chosen.tuner == "regret" else None
-        self._orders: dict[Pool, VictimIndex] = {}
-        self._indices: dict[Pool, VictimIndex] = {}
-        for pool in Pool:
+        self._orders: dict[PoolKind, VictimIndex] = {}
+        self._indices: dict[PoolKind, VictimIndex] = {}
+        for pool in PoolKind:
             order = chosen.eviction(Pricing(priced(model, pool), self.table, self._flop_aware))
             self._orders[pool] = order
             self._indices[pool] = order if self.guard is None else GuardedIndex(order, self.guard)
-        self._latest = self._orders[Pool.STATES]  # whose victim left last
+        self._latest = self._orders[PoolKind.STATES]  # whose victim left last
         self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
         self._named = 0
         self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
@@ -164,7 +142,7 @@ class Decisions:
         for at, mark in request.earlier:
             mark.announced = False
             if request.cached_tokens < at < request.prompt_tokens:
-                if mark.lost:
+                if mark.evicted:
                     request.lost_tokens, lost = at, mark
                 if mark.refused:
                     request.refused_tokens = at
@@ -175,7 +153,7 @@ class Decisions:
         """Tell the guard what the request skips; its shadow counts the namespace's token as well."""
         start, grid = request.cached_tokens, self._grid
         lru = guard.arrive(request.key, limit + 1 if limit > 0 else 0, start + 1 if start else 0)
-        request.lru_tokens, request.shadow = max(0, lru.restart_tokens - 1), lru.node
+        request.lru_tokens, request.shadow = max(0, lru.resume_tokens - 1), lru.node
         if request.lru_tokens < min(start, limit) and self.model.checkpoint_bytes:
             known = max(request.lru_tokens, lru.kv_tokens - 1)
             saved = passed(self._admission, guard, request, known)
@@ -222,7 +200,7 @@ class Decisions:
         """The request resumes at the state of `held`, which need not be the deepest that the history knows there."""
         now = request.arrived_s
         if any(mark is held for _, mark in request.earlier):
-            self.history.restart(held, now)
+            self.history.resumed(held, now)
         elif held.stage < 0 and held.last_s < now:  # the history does not know it any more, or never did
             held.use(now)
             held.reuse_class = self.history.class_of(held)
@@ -264,7 +242,7 @@ class Decisions:
             if request is not None:
                 request.marks[position] = found
         self.touch(found)
-        found.lost = False
+        found.evicted = False
         return found
 
     def planned_mark(self, request: Request | None, wanted: int, now: float, later: bool) -> Mark:
@@ -304,22 +282,22 @@ class Decisions:
         old.reuse_class = self.history.class_of(old)
         return old
 
-    def put(self, pool: Pool, candidate: Candidate) -> None:
+    def put(self, pool: PoolKind, candidate: Candidate) -> None:
         """`candidate` can be evicted from `pool`, or what is known of it changed."""
         self._indices[pool].put(candidate)
 
-    def discard(self, pool: Pool, candidate_id: int) -> None:
+    def discard(self, pool: PoolKind, candidate_id: int) -> None:
         """It cannot be evicted any more."""
         self._indices[pool].discard(candidate_id)
 
-    def victim(self, pool: Pool, now: float) -> int | None:
+    def victim(self, pool: PoolKind, now: float) -> int | None:
         """Remove and return the id of what is worth least, None when nothing can go."""
         self._latest = self._orders[pool]
         return self._indices[pool].pop(now)
 
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was evicted: a later request that wanted it will be told so."""
-        mark.lost = True
+        mark.evicted = True
         order = self._latest
         if self._tuner is not None and not self.by_recency and isinstance(order, FlopAwareIndex):
             self._tuner.evicted(mark, order.last_victim)

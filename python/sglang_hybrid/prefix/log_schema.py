@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.policies import find
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.reuse.classes import PRIORS
 
 LINE_BYTES = 1 << 26
@@ -82,7 +82,7 @@ _REQUEST = _text("request")
 _NOW = _number("s", -_SECONDS, _SECONDS)
 _NAMESPACE = _whole("namespace", 0, _INT64)
 _TOKENS = _wholes("tokens")
-_POOL = _choice("pool", [pool.value for pool in Pool])
+_POOL = _choice("pool", [pool.value for pool in PoolKind])
 _ID = _whole("id", -_INT64, _INT64)
 _CANDIDATE = (
     _ID, _whole("end_tokens"), _whole("base_tokens"), _whole("parent_tokens"), _whole("freed_kv_tokens"),

@@ -9,10 +9,10 @@ REASONS = MappingProxyType(
         "never_seen": "no earlier request computed it at this place",
         "in_flight": "another request is computing it right now",
         "kv_evicted": "it was cached, and its KV was given up",
-        "state_evicted": "a state to restart from was given up",
-        "refused": "a state to restart from was not taken, for want of memory",
+        "state_evicted": "a state to resume from was given up",
+        "refused": "a state to resume from was not taken, for want of memory",
         "branch_pending": "its KV is cached, no state was taken there yet",
-        "below_granularity": "it lies between the last position that can be restarted from and the end of the match",
+        "below_granularity": "it lies between the last position that can be resumed from and the end of the match",
         "disabled": "the request may not take it from the cache: it asks for logprobs of its prompt",
     }
 )

@@ -25,7 +25,7 @@ class Request:
     LRU would have resumed it at `lru_tokens`.
 
     `positions` is where it is to save states, `boundaries` what its client declared. `earlier` lists (position, mark)
-    of the restart positions on its way that were known before, in order; `branch` is the mark of the one that it made
+    of the resume points on its way that were known before, in order; `branch` is the mark of the one that it made
     by leaving an earlier request there (None: it made none), `tip` that of its own end. `marks` has them all, by
     position. `key` is the sequence as the history keys it, grown by the answer once it ended; `leaf` and `shadow` are
     its nodes in the history and in the guard's shadow.

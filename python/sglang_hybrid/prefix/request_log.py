@@ -33,10 +33,11 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.guard.shadow import UNLIMITED
 from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, SHAPE, Damage, check_line, check_settings, parsed
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens
@@ -196,15 +197,15 @@ class RecordedDecisions(Decisions):
         super().flushed()
         self._log.write("flushed")
 
-    def put(self, pool: Pool, candidate: Candidate) -> None:
+    def put(self, pool: PoolKind, candidate: Candidate) -> None:
         super().put(pool, candidate)
         self._log.write("put", pool.value, *candidate)
 
-    def discard(self, pool: Pool, candidate_id: int) -> None:
+    def discard(self, pool: PoolKind, candidate_id: int) -> None:
         super().discard(pool, candidate_id)
         self._log.write("discard", pool.value, candidate_id)
 
-    def victim(self, pool: Pool, now: float) -> int | None:
+    def victim(self, pool: PoolKind, now: float) -> int | None:
         alpha = self.alpha
         victim = super().victim(pool, now)
         self._log.write("victim", pool.value, now, victim, alpha)
@@ -372,14 +373,14 @@ class _Replay:
         self._decisions.flushed()
 
     def _put(self, _: str, pool: str, *candidate: Any) -> None:
-        self._decisions.put(Pool(pool), Candidate(*candidate))
+        self._decisions.put(PoolKind(pool), Candidate(*candidate))
 
     def _discard(self, _: str, pool: str, candidate_id: int) -> None:
-        self._decisions.discard(Pool(pool), candidate_id)
+        self._decisions.discard(PoolKind(pool), candidate_id)
 
     def _victim(self, where: str, pool: str, now: float, victim: int | None, alpha: float) -> None:
         self._decisions.alpha = alpha
-        again = self._decisions.victim(Pool(pool), now)
+        again = self._decisions.victim(PoolKind(pool), now)
         self.found.evictions += victim is not None
         if again != victim:
             self.found.differences.append(f"{where}: evicts {again} instead of {victim} from the {pool} pool")

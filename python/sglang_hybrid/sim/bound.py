@@ -1,6 +1,6 @@
 """An upper bound on what any policy can skip at a capacity: Lagrange duality over space and time.
 
-To restart request j at node v, each edge above v must have been held since the last request that passed it, and the
+To resume request j at node v, each edge above v must have been held since the last request that passed it, and the
 state at v since the last that passed v. These byte-seconds serve j alone. Price a byte-second in window w of the trace
 at lambda_w >= 0: then for *any* prices
 
@@ -8,8 +8,8 @@ at lambda_w >= 0: then for *any* prices
 
 is at least the tokens any policy skips at capacity C. It is enough to look at the nodes of the trace's tree: between
 two of them the price of holding grows evenly with every token, so the best place is at an end of the edge, or where the
-capacity ends: a restart at depth d holds d tokens of KV and a state at one moment, so d * KV + state <= C, which is no
-limit where KV costs nothing and the state fits. With one window this is the fractional space-time knapsack; more
+capacity ends: a resumption at depth d holds d tokens of KV and a state at one moment, so d * KV + state <= C, which is
+no limit where KV costs nothing and the state fits. With one window this is the fractional space-time knapsack; more
 windows see that bytes unused at night cannot be used at noon. Prices are improved by a fixed number of multiplicative
 subgradient steps and the least value found is returned, so the result is always valid and deterministic.
 """
@@ -73,7 +73,7 @@ class SpaceTimeBound:
         return best
 
     def _deepest(self, capacity_bytes: int) -> float:
-        """Tokens of the deepest restart that fits into `capacity_bytes`: below zero if no state does, else endless
+        """Tokens of the deepest resumption that fits into `capacity_bytes`: below zero if no state does, else endless
         without a cost of KV.
         """
         left, per_token = capacity_bytes - self._model.checkpoint_bytes, self._model.kv_bytes_per_token

@@ -1,7 +1,7 @@
 """What no policy can beat, and what one that knows the future gets: three rows beside every result.
 
 * `unbounded`: endless memory and a state wherever one is ever wanted.
-* `clairvoyant`: enforced capacity, states only where a later request will restart, and the victim is the state with the
+* `clairvoyant`: enforced capacity, states only where a later request will resume, and the victim is the state with the
   fewest marginal tokens per (byte freed x seconds to its next use). A heuristic, so a lower bound on the optimum.
 * `bound` (module `bound`): an upper bound for every policy at that capacity.
 """
@@ -33,7 +33,7 @@ class Clairvoyant:
         self._state = np.zeros(n, dtype=bool)
         self._kids = np.zeros(n, dtype=np.int64)  # children whose KV is held
         self._value = np.zeros(n)  # marginal tokens per byte freed, of nodes with a state
-        self._next = np.full(n, np.inf)  # seconds of the next restart here
+        self._next = np.full(n, np.inf)  # seconds of the next resumption here
         self._uses: dict[int, list[int]] = {}
         for j in range(len(index.paths) - 1, -1, -1):  # popped from the end: soonest last
             self._uses.setdefault(int(index.targets[j]), []).append(j)
@@ -62,7 +62,7 @@ class Clairvoyant:
             raise InvariantError(f"KV is held for nobody, or missing: {int(np.flatnonzero(needed != self._kv)[0])}")
 
     def _commit(self, j: int, path: Nodes, hit: int) -> None:
-        """Hold what later requests restart from; positions before the hit were not computed and cannot be saved."""
+        """Hold what later requests resume from; positions before the hit were not computed and cannot be saved."""
         now = self._index.trace.requests[j].ts
         target = int(self._index.targets[j])
         if target:

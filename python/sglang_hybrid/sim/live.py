@@ -10,8 +10,8 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.log_schema import SHAPE
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import model_of, read_log
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens
@@ -48,7 +48,7 @@ class _Server(SimulatedServer):
         super().__init__(model, shape, policy)
         self.times: deque[float] = deque()
 
-    def victim(self, pool: Pool, now: float) -> Node | None:
+    def victim(self, pool: PoolKind, now: float) -> Node | None:
         return super().victim(pool, self.times.popleft() if self.times else now)
 
 

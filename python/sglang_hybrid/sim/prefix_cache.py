@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
@@ -35,7 +36,7 @@ class PrefixCache(TreeCache):
     def __init__(self, model: ModelSpec, capacity_bytes: int, policy: str | policies.Policy = policies.DEFAULT) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
-        super().__init__(Decisions(model, policy), (Pool.BYTES,))
+        super().__init__(Decisions(model, policy), (PoolKind.BYTES,))
         self.capacity_bytes = capacity_bytes
         self._elapsed = Elapsed()
 
@@ -43,7 +44,7 @@ class PrefixCache(TreeCache):
         """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
         tokens = as_tokens(tokens)
         self._elapsed.look(now)
-        return self.tree.match(tokens, tokens.size - 1).restart_tokens if tokens.size else 0
+        return self.tree.match(tokens, tokens.size - 1).resume_tokens if tokens.size else 0
 
     def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
         """Offer the finished request `tokens` (input, then output) for caching.
@@ -59,11 +60,11 @@ class PrefixCache(TreeCache):
         prompt, decisions = tokens[:n_input], self.decisions
         found = self.tree.match(prompt, max(0, n_input - 1))
         request = decisions.arrive(
-            "", prompt, now, found.restart_tokens, max(found.restart_tokens, found.kv_tokens), None, boundaries
+            "", prompt, now, found.resume_tokens, max(found.resume_tokens, found.kv_tokens), None, boundaries
         )
-        self.resume(request, found.restart)
+        self.resume(request, found.resume_node)
         positions = self._positions(request, total)
-        decisions.finish(request, tokens, now, positions[-1] if positions else found.restart_tokens)
+        decisions.finish(request, tokens, now, positions[-1] if positions else found.resume_tokens)
         if positions:
             self.save(request, tokens, {at: at for at in positions}, now)
         decisions.fit(held_bytes=self.capacity_bytes)
@@ -108,7 +109,7 @@ class PrefixCache(TreeCache):
         """Evict down to the capacity; returns how often."""
         evicted = 0
         while (over := self.used_bytes() - self.capacity_bytes) > 0:
-            node = self.victim(Pool.BYTES, now)
+            node = self.victim(PoolKind.BYTES, now)
             if node is None:
                 raise InvariantError(f"nothing can be evicted, with more than {self.capacity_bytes} bytes: {over}")
             if self.tree.kv_only:

@@ -1,6 +1,6 @@
 """Which prefix of which request had been seen before: the radix tree of a whole trace, past and future.
 
-Only ceilings use it; a cache never sees the future. Nodes stand where requests part, end, or could at most restart.
+Only ceilings use it; a cache never sees the future. Nodes stand where requests part, end, or could at most resume.
 Node 0 is the root; node v ends `depth[v]` tokens from the start and its edge begins at `depth[parent[v]]`.
 """
 
@@ -46,7 +46,7 @@ class ReuseIndex:
 
     @cached_property
     def targets(self) -> Nodes:
-        """Per request the node at `seen_tokens`, the deepest place it could restart from; 0 where there is none."""
+        """Per request the node at `seen_tokens`, the deepest place it could resume from; 0 where there is none."""
         found = np.zeros(len(self.paths), dtype=np.int64)
         for j, path in enumerate(self.paths):
             seen = self.seen_tokens[j]
@@ -62,7 +62,7 @@ class ReuseIndex:
                 raise InvariantError(f"edge and depth of a node disagree: {v}")
         wrong = np.flatnonzero(self.depth[self.targets] != self.seen_tokens)
         if len(wrong):
-            raise InvariantError(f"a request's restart place is not a node: {int(wrong[0])}")
+            raise InvariantError(f"a request's resume point is not a node: {int(wrong[0])}")
 
     def _path(self, end: int) -> Nodes:
         nodes = []

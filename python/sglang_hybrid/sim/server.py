@@ -11,7 +11,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.admission import places
-from sglang_hybrid.prefix.decisions import AHEAD, Decisions, Pool
+from sglang_hybrid.prefix.decisions import AHEAD, Decisions
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.node import Node
@@ -80,7 +81,8 @@ class SimulatedServer(TreeCache):
     def __init__(
         self, model: ModelSpec, shape: Shape, policy: str | policies.Policy = policies.DEFAULT, guarded: bool = True
     ) -> None:
-        super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), (Pool.STATES, Pool.KV), False)
+        pools = (PoolKind.STATES, PoolKind.KV)
+        super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), pools, False)
         self.shape = shape
         self.running: dict[str, Running] = {}
         self._stock = self.decisions.policy.stock
@@ -114,7 +116,7 @@ class SimulatedServer(TreeCache):
         """Tokens of the prompt `tokens` that could be skipped now; 0 for one that the server can never hold."""
         if not self.holds(len(tokens)):
             return 0
-        return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).restart_tokens
+        return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).resume_tokens
 
     def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> None:
         """Serve a request from its arrival to its end: `tokens` are its prompt and its answer.
@@ -160,11 +162,11 @@ class SimulatedServer(TreeCache):
         found = tree.match(run.key[:most])
         if found.partial is not None:
             tree.split(found.partial, found.kv_tokens)  # as SGLang does
-        self._hold(run, found.restart)
-        if found.restart.state is not None:
-            self._states_in_use[found.restart.id] += 1
+        self._hold(run, found.resume_node)
+        if found.resume_node.state is not None:
+            self._states_in_use[found.resume_node.id] += 1
             run.copies = True
-            tree.changed[found.restart.id] = found.restart
+            tree.changed[found.resume_node.id] = found.resume_node
             if self._states(1, now):
                 self._take(run, 1)
             else:
@@ -267,7 +269,7 @@ class SimulatedServer(TreeCache):
             tree.changed[leaf.id] = leaf
             decisions.saved(request, [at])
             return
-        mark.lost = False
+        mark.evicted = False
         tree.attach(leaf, mark)
         decisions.touch(mark)
         decisions.saved(request, [at])
@@ -342,18 +344,18 @@ class SimulatedServer(TreeCache):
     def _states(self, count: int, now: float) -> bool:
         """Evict until `count` slots are free; whether they are."""
         if count > self.free_states:
-            self._evict(Pool.STATES, count - self.free_states, self.shape.states, now)
+            self._evict(PoolKind.STATES, count - self.free_states, self.shape.states, now)
         return self.free_states >= count
 
     def _tokens(self, count: int, now: float) -> bool:
         """Evict until `count` tokens of KV are free; whether they are."""
         if count > self.free_tokens:
-            self._evict(Pool.KV, count - self.free_tokens, self.shape.kv_tokens, now)
+            self._evict(PoolKind.KV, count - self.free_tokens, self.shape.kv_tokens, now)
         return self.free_tokens >= count
 
-    def _evict(self, pool: Pool, count: int, size: int, now: float) -> None:
+    def _evict(self, pool: PoolKind, count: int, size: int, now: float) -> None:
         tree, ahead = self.tree, 0 if self._stock else size // AHEAD
-        states = pool is Pool.STATES
+        states = pool is PoolKind.STATES
         if states:
             self.decisions.fit(max(0, tree.states - count - ahead), tree.kv_tokens + self.free_tokens)
         else:

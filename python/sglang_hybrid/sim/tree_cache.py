@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.check import check as check_tree
 from sglang_hybrid.prefix.tree.check import expect, walk
@@ -16,13 +17,13 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 class TreeCache:
     """KV and states of finished and running requests, evicted from `pools`."""
 
-    def __init__(self, decisions: Decisions, pools: tuple[Pool, ...], settles: bool = True) -> None:
+    def __init__(self, decisions: Decisions, pools: tuple[PoolKind, ...], settles: bool = True) -> None:
         self.decisions = decisions
         self.model = decisions.model
         self.tree: RadixTree = RadixTree(kv_only=self.model.checkpoint_bytes == 0, settles=settles)
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)  # stands for the mark of KV behind the last state
         self._nobody.reuse_class = decisions.history.class_of(self._nobody)
-        self._evictable: dict[Pool, dict[int, Node]] = {pool: {} for pool in pools}
+        self._evictable: dict[PoolKind, dict[int, Node]] = {pool: {} for pool in pools}
         self._states_in_use: Counter[int] = Counter()  # by node: states that a request is about to copy
 
     def used_bytes(self) -> int:
@@ -55,7 +56,7 @@ class TreeCache:
             node = leaf if at == leaf.end else tree.node_at(leaf, at)
             if node.state is None:
                 mark = decisions.mark(request, places[at], now)
-                mark.lost = False
+                mark.evicted = False
                 tree.attach(node, mark)
             else:
                 decisions.touch(node.state)
@@ -85,7 +86,7 @@ class TreeCache:
             earlier.state = old
             self.tree.changed[earlier.id] = earlier
 
-    def victim(self, pool: Pool, now: float) -> Node | None:
+    def victim(self, pool: PoolKind, now: float) -> Node | None:
         """What is to be evicted next from `pool`; the caller evicts it."""
         self._reindex()
         victim = self.decisions.victim(pool, now)
@@ -101,10 +102,10 @@ class TreeCache:
         else:
             tree.drop(node)
 
-    def _goes(self, pool: Pool, node: Node) -> bool:
+    def _goes(self, pool: PoolKind, node: Node) -> bool:
         if node.parent is None:
             return False
-        if self.tree.kv_only or pool is Pool.KV:
+        if self.tree.kv_only or pool is PoolKind.KV:
             return not node.children and not node.locks
         return node.state is not None and not self._states_in_use[node.id]
 

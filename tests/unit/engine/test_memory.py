@@ -22,7 +22,7 @@ from sglang_hybrid.engine.pools import build as elastic
 from sglang_hybrid.engine.pools.memory import ElasticMemory, memory_of
 from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.sizing import STATE
-from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.pools import PoolKind
 from tests.unit.engine.arenas import opened
 
 SPEC = preset("qwen3.5-35b-a3b")
@@ -145,7 +145,7 @@ def test_what_can_be_evicted_leaves_before_a_checkpoint_in_the_making_is_taken_b
 
 def test_only_pools_of_fixed_sizes_tell_of_each_eviction_what_stays(memory: Memory) -> None:
     memory.cache.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: 100)
-    memory.leaving(Pool.STATES, 1)
+    memory.leaving(PoolKind.STATES, 1)
     told: Any = memory.decisions
     assert told.fits == ([] if memory.shared else [((0, 100), {})])
 

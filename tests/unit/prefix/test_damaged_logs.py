@@ -20,9 +20,9 @@ from sglang_hybrid import cli
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix import log_schema
-from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
 
 SPEC = preset("qwen3-next-80b-a3b")
@@ -46,7 +46,7 @@ def whole_log(policy: str) -> list[Any]:
         for n in range(12):
             prompt = np.concatenate((shared, words(20)))
             arrival = decisions.arrive(str(n), prompt, float(n), 0, 0, f"tenant {n % 2}", (20,))
-            for pool in Pool:
+            for pool in PoolKind:
                 mark = decisions.mark(arrival, 20, float(n))
                 row = (n, 20, 0, 0, 20, 1, 0, mark.last_s, mark.touch, mark.hits, False, mark.reuse_class)
                 decisions.put(pool, Candidate(*row))

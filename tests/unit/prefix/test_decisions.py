@@ -12,9 +12,10 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import MOST_POSITIONS
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.policies import served
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
 from sglang_hybrid.prefix.seeds import read_prefixes
 from sglang_hybrid.prefix.tree.mark import Mark
@@ -140,7 +141,7 @@ def test_a_replay_takes_the_same_decisions(policy: str, tmp_path: Path) -> None:
 
 
 def test_a_replay_follows_requests_that_were_aborted_in_mid_prefill(tmp_path: Path) -> None:
-    """They end with less than their input, and the history learns that much: their end is a restart position."""
+    """They end with less than their input, and the history learns that much: their end is a resume point."""
     path, rng = tmp_path / "requests.jsonl", random.Random(8)
     log = RequestLog(path, 10_000_000)
     decisions = RecordedDecisions(log, SPEC, "forecast")
@@ -151,8 +152,8 @@ def test_a_replay_follows_requests_that_were_aborted_in_mid_prefill(tmp_path: Pa
     for number in range(3):  # those who come later part from it too soon behind that for a branch of its own
         later = np.concatenate((prompt[:270], words(rng, 50)))
         arrival = decisions.arrive(str(number), later, 2.0 + number, 0, 0)
-        decisions.put(Pool.STATES, candidate(number, 256, arrival.marks[256]))
-        decisions.victim(Pool.STATES, 3.0 + number)
+        decisions.put(PoolKind.STATES, candidate(number, 256, arrival.marks[256]))
+        decisions.victim(PoolKind.STATES, 3.0 + number)
         decisions.finish(arrival, later, 4.0 + number, 320)
     log.close()
     found = replay(path)
@@ -183,11 +184,11 @@ def drive(decisions: Decisions, requests: int) -> int:
         for at in arrival.positions:
             mark = decisions.mark(arrival, at, now)
             key = number * 10 + len(arrival.positions)
-            decisions.put(rng.choice(list(Pool)), candidate(key + at, at, mark))
+            decisions.put(rng.choice(list(PoolKind)), candidate(key + at, at, mark))
         if number % 3 == 2:
-            victim = decisions.victim(rng.choice(list(Pool)), now)
+            victim = decisions.victim(rng.choice(list(PoolKind)), now)
             evicted += victim is not None
-        decisions.discard(Pool.KV, rng.randrange(number * 10 + 400))
+        decisions.discard(PoolKind.KV, rng.randrange(number * 10 + 400))
         whole = np.concatenate((prompt, words(rng, 20)))
         end = rng.randrange(1, len(whole)) if number % 5 == 4 else len(whole)  # some are aborted, in mid-prefill too
         decisions.finish(arrival, whole[:end], now + 0.1, min(end, len(prompt)))

@@ -93,14 +93,14 @@ class Account:
         self.cache, self.guard, self.checked_every = cache, guard, checked_every
         self.lru = self.lead = self.held = self.positions = self.prompt = 0
         self.requests = 0
-        self.missed: set[bytes] = set()  # where LRU restarted and this did not, in this phase of recency
+        self.missed: set[bytes] = set()  # where LRU resumed and this did not, in this phase of recency
         self.missed_again = 0
 
     def serve(self, tokens: Tokens, n_input: int) -> None:
         shadow, cache = self.guard.shadow, self.cache
         head = (1 << 30,)  # the namespace of nobody
         key = np.concatenate((np.array(head, np.int32), tokens[:n_input]))
-        lru = max(0, shadow.tree.match(key, key.size - 1).restart_tokens - len(head))
+        lru = max(0, shadow.tree.match(key, key.size - 1).resume_tokens - len(head))
         self.requests += 1
         hit = cache.lookup(tokens[:n_input], float(self.requests))
         self.lead += hit - lru
@@ -270,27 +270,27 @@ def test_the_shadow_is_lru_and_counts_what_comes_in() -> None:
     shadow.save(two, [50])
     shadow.check()
     assert (shadow.tree.states, shadow.tree.kv_tokens) == (3, 100)
-    assert shadow.restart(one[:30], 30).restart_tokens == 20
+    assert shadow.match(one[:30], 30).resume_tokens == 20
     shadow.fit(states=2)  # the end of `one` was used longest ago, and its KV with it
     shadow.check()
-    assert (shadow.restart(one, 49).restart_tokens, shadow.tree.kv_tokens) == (20, 70)
+    assert (shadow.match(one, 49).resume_tokens, shadow.tree.kv_tokens) == (20, 70)
     turnovers = shadow.turnovers
     shadow.save(three, [50])
     assert shadow.turnovers == pytest.approx(turnovers + 50 / 120)
     shadow.fit(kv_tokens=70)
     shadow.check()
-    assert [shadow.restart(tokens, 50).restart_tokens for tokens in (one, two, three)] == [20, 0, 50]
+    assert [shadow.match(tokens, 50).resume_tokens for tokens in (one, two, three)] == [20, 0, 50]
     shadow.clear()
     shadow.check()
-    assert shadow.tree.states == shadow.tree.kv_tokens == shadow.restart(one, 50).restart_tokens == 0
+    assert shadow.tree.states == shadow.tree.kv_tokens == shadow.match(one, 50).resume_tokens == 0
 
 
 def test_requests_that_could_not_skip_anything_are_not_in_the_account() -> None:
     guard, tokens = Guard(1, 1), np.arange(100, dtype=np.int32)
     guard.shadow.save(tokens, [100])
     for _ in range(20):
-        assert guard.arrive(tokens, 0, 0).restart_tokens == 0
+        assert guard.arrive(tokens, 0, 0).resume_tokens == 0
     assert not guard.by_recency
-    assert guard.arrive(tokens, 100, 0).restart_tokens == 100
+    assert guard.arrive(tokens, 100, 0).resume_tokens == 100
     assert (guard.by_recency, guard.owed, guard.relapses) == (True, 100, 1)
     guard.check()

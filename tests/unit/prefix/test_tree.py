@@ -30,26 +30,26 @@ def grown(*paths: str, kv_only: bool = False) -> RadixTree:
     return tree
 
 
-def test_match_restarts_at_the_deepest_checkpoint_and_knows_deeper_kv() -> None:
+def test_match_resumes_at_the_deepest_checkpoint_and_knows_deeper_kv() -> None:
     tree = grown("abcdef", "abc")
     found = tree.match(seq("abcdxx"))
-    assert (found.kv_tokens, found.restart_tokens) == (4, 3)
-    assert found.restart.state is MARKS["abc"]
-    assert tree.match(seq("abcdef"), limit=5).restart_tokens == 3
-    assert tree.match(seq("x")).restart is tree.root
+    assert (found.kv_tokens, found.resume_tokens) == (4, 3)
+    assert found.resume_node.state is MARKS["abc"]
+    assert tree.match(seq("abcdef"), limit=5).resume_tokens == 3
+    assert tree.match(seq("x")).resume_node is tree.root
 
 
-def test_a_partial_edge_is_never_a_restart() -> None:
+def test_a_partial_edge_is_never_a_resume_point() -> None:
     tree = grown("abcdef")
     found = tree.match(seq("abcdeX"))
-    assert (found.kv_tokens, found.restart_tokens) == (5, 0)
+    assert (found.kv_tokens, found.resume_tokens) == (5, 0)
     assert found.partial is not None
 
 
-def test_pure_transformer_restarts_anywhere() -> None:
+def test_pure_transformer_resumes_anywhere() -> None:
     tree = grown("abcdef", kv_only=True)
-    assert tree.match(seq("abcdeX")).restart_tokens == 5
-    assert tree.match(seq("abcdef"), limit=5).restart_tokens == 5
+    assert tree.match(seq("abcdeX")).resume_tokens == 5
+    assert tree.match(seq("abcdef"), limit=5).resume_tokens == 5
 
 
 def test_insert_splits_where_sequences_part() -> None:
@@ -77,32 +77,32 @@ def test_insert_from_a_match_equals_insert_from_the_root() -> None:
 
 def test_dropped_checkpoint_leaves_kv_to_descendants() -> None:
     tree = grown("ab", "abcd", "abxy")
-    freed = tree.drop(tree.match(seq("ab")).restart)
+    freed = tree.drop(tree.match(seq("ab")).resume_node)
     assert (freed.kv_tokens, freed.states) == (0, [MARKS["ab"]])
-    assert tree.match(seq("abcd")).restart_tokens == 4
+    assert tree.match(seq("abcd")).resume_tokens == 4
     check(tree)
 
 
 def test_single_child_absorbs_the_kv_of_a_dropped_checkpoint() -> None:
     tree = grown("ab", "abcd")
-    tree.drop(tree.match(seq("ab")).restart)
+    tree.drop(tree.match(seq("ab")).resume_node)
     assert [(n.start, n.end, n.state) for n in walk(tree)] == [(0, 4, MARKS["abcd"])]
     check(tree)
 
 
 def test_dropping_the_last_checkpoint_below_a_branch_frees_kv_up_to_it() -> None:
     tree = grown("abcd", "abxy")
-    freed = tree.drop(tree.match(seq("abcd")).restart)
+    freed = tree.drop(tree.match(seq("abcd")).resume_node)
     assert freed.kv_tokens == 2
     assert [(n.start, n.end) for n in walk(tree)] == [(0, 4)]
-    freed = tree.drop(tree.match(seq("abxy")).restart)
+    freed = tree.drop(tree.match(seq("abxy")).resume_node)
     assert (freed.kv_tokens, tree.kv_tokens, tree.nodes) == (4, 0, 0)
     check(tree)
 
 
 def test_locked_path_survives_and_settles_on_unlock() -> None:
     tree = grown("ab", "abcd")
-    leaf = tree.match(seq("abcd")).restart
+    leaf = tree.match(seq("abcd")).resume_node
     tree.lock(leaf)
     assert tree.drop(leaf).kv_tokens == 0, "a lock holds the KV; the state may go"
     assert tree.match(seq("abcd")).kv_tokens == 4
@@ -144,7 +144,7 @@ def test_pinned_node_without_checkpoint_is_freed_by_the_last_unlock() -> None:
 
 def test_unlock_without_a_lock_and_lock_of_a_dead_node_are_refused() -> None:
     tree = grown("ab")
-    node = tree.match(seq("ab")).restart
+    node = tree.match(seq("ab")).resume_node
     with pytest.raises(ConfigError, match="unlock"):
         tree.unlock(node)
     tree.drop(node)
@@ -154,7 +154,7 @@ def test_unlock_without_a_lock_and_lock_of_a_dead_node_are_refused() -> None:
 
 def test_misuse_is_an_invariant_error() -> None:
     tree = grown("abcd")
-    node = tree.match(seq("abcd")).restart
+    node = tree.match(seq("abcd")).resume_node
     with pytest.raises(InvariantError):
         tree.attach(node, MARKS["again"])
     with pytest.raises(InvariantError):
@@ -171,7 +171,7 @@ def test_trim_cuts_a_pure_kv_leaf_from_its_end() -> None:
     tree = grown("abcdef", kv_only=True)
     leaf = tree.match(seq("abcdef")).node
     assert tree.trim(leaf, 2).kv_tokens == 2
-    assert tree.match(seq("abcdef")).restart_tokens == 4
+    assert tree.match(seq("abcdef")).resume_tokens == 4
     check(tree)
     assert tree.trim(leaf, 9).kv_tokens == 4
     assert tree.nodes == 0

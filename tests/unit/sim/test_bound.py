@@ -33,9 +33,9 @@ def model_of(kv_bytes: int, state_bytes: int) -> ModelSpec:
 
 
 def most_possible(trace: Trace, capacity: int, model: ModelSpec) -> int:
-    """Tokens that a cache which knows everything and saves what it likes can skip, by trying every way to restart.
+    """Tokens that a cache which knows everything and saves what it likes can skip, by trying every way to resume.
 
-    A request that restarts at a position needs each token of KV before it since the last request that had that token,
+    A request that resumes at a position needs each token of KV before it since the last request that had that token,
     and the state there since the last that had the position. Between two requests what is needed must fit.
     """
     rows = [tuple(r.tokens.tolist()) for r in trace.requests]

@@ -25,7 +25,7 @@ def text(seed: int, n: int) -> Tokens:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_conversation_restarts_from_its_last_turn(policy: str, model: ModelSpec) -> None:
+def test_a_conversation_resumes_from_its_last_turn(policy: str, model: ModelSpec) -> None:
     cache, whole = open_cache(policy, 10**6, model), text(1, 300)
     assert cache.lookup(whole[:80], 0.0) == 0
     cache.commit(whole[:100], 80, 0.0)

@@ -19,7 +19,8 @@ from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.engine.pools import build as elastic
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.seeds import read_prefixes
 
@@ -72,11 +73,11 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
     watched = TieredVictims if tiered(ctx) else Victims
-    pools: tuple[Pool, ...] = (Pool.STATES, Pool.KV)
+    pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV)
     if tiered(ctx):
-        pools += (Pool.HOST_STATES, Pool.HOST_KV)
+        pools += (PoolKind.HOST_STATES, PoolKind.HOST_KV)
     if config.memory == "elastic":
-        pools += (Pool.BYTES,)
+        pools += (PoolKind.BYTES,)
     victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores, pools=pools)
     kernels.warm(
         ctx.params.req_to_token_pool.mamba_pool, ctx.model_config.hf_text_config, ctx.tp_worker.model_runner.dtype

@@ -14,7 +14,8 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullCom
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.decisions import AHEAD, Pool
+from sglang_hybrid.prefix.decisions import AHEAD
+from sglang_hybrid.prefix.pools import PoolKind
 
 _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
@@ -23,7 +24,7 @@ _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fiel
 class _Ordered:
     """Eviction by our index: mixed into a component, whose own order is the fallback."""
 
-    _pool: Pool
+    _pool: PoolKind
 
     def __init__(self, coordinator: CacheCoordinator, cache: Any, params: Any) -> None:
         self.coordinator = coordinator
@@ -38,7 +39,7 @@ class _Ordered:
         if self._ours:
             self._now = self.coordinator.now()
             if self.batches:
-                kv = self._pool is Pool.KV
+                kv = self._pool is PoolKind.KV
                 pool = self.cache.token_to_kv_pool_allocator if kv else self.coordinator.memory.states
                 self._wanted += pool.size // AHEAD
             if request_cnt > 0:
@@ -84,7 +85,7 @@ class HybridFull(_Ordered, FullComponent):
     stays in the index: it is passed over if its turn comes.
     """
 
-    _pool = Pool.KV
+    _pool = PoolKind.KV
 
     def _evict_device_start(self, request_cnt: int) -> None:
         if self._begin(self.tree_core, request_cnt):
@@ -131,7 +132,7 @@ class HybridFull(_Ordered, FullComponent):
 class HybridMamba(_Ordered, MambaComponent):
     """States: several per prefill, evicted by score; where they run out, a checkpoint or a match is given up."""
 
-    _pool = Pool.STATES
+    _pool = PoolKind.STATES
 
     def finalize_match_result_in_tree_core(self, result: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().finalize_match_result_in_tree_core(result, params, *args, **kwargs)
@@ -224,7 +225,7 @@ class HybridMamba(_Ordered, MambaComponent):
             request = None if record is None else record.request
             spare = plan is not None and plan.spare
             mark = coordinator.decisions.mark(request, len(params.key), coordinator.now(), spare=spare)
-        mark.lost = False
+        mark.evicted = False
         coordinator.saved(node, mark, record)
 
     def cleanup_after_caching_req(

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Rules:
     """What this server can do, and what of it is decided here.
 
-    `grid`: tokens between positions that can be restarted from (1 without the extra buffer). `prefill`: the states that
+    `grid`: tokens between positions that can be resumed from (1 without the extra buffer). `prefill`: the states that
     a forward pass gives back. `admits` and `scores` say whether admission and eviction are ours; with neither, SGLang's
     decisions pass through and are only accounted.
     `message_end_ids`: tokens that end a message of a conversation.

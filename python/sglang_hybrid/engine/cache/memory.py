@@ -14,7 +14,8 @@ from sglang_hybrid.engine.cache.metrics import Account
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.hicache.tier import HostTier
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
+from sglang_hybrid.prefix.pools import PoolKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Memory(ABC):
         """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
 
     @abstractmethod
-    def leaving(self, pool: Pool, count: int) -> None:
+    def leaving(self, pool: PoolKind, count: int) -> None:
         """SGLang begins to evict `count` tokens or states of `pool`."""
 
     def held(self) -> tuple[int, int]:
@@ -145,10 +146,10 @@ class StaticMemory(Memory):
             short = count - self.states.available_size()
         return short <= 0
 
-    def leaving(self, pool: Pool, count: int) -> None:
+    def leaving(self, pool: PoolKind, count: int) -> None:
         """Of the other kind the cache may take what is free."""
         tokens, states = self.held()
-        if pool is Pool.KV:
+        if pool is PoolKind.KV:
             self.decisions.fit(states + int(self.states.available_size()), max(0, tokens - count))
         else:
             free = int(self.cache.token_to_kv_pool_allocator.available_size())

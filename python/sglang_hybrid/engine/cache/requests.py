@@ -81,7 +81,7 @@ def ids(values: Sequence[int]) -> np.ndarray:
 
 
 def limit(req: Any) -> int:
-    """Where SGLang lets `req` restart at most: logprobs of its prompt that it asks for have to be computed."""
+    """Where SGLang lets `req` resume at most: logprobs of its prompt that it asks for have to be computed."""
     start = int(req.logprob_start_len) if req.return_logprob else -1
     return start if start >= 0 else len(req.origin_input_ids)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from sglang_hybrid.prefix.decisions import Decisions, Pool
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
 _BACKLOG = 1024  # nodes that wait for another pool to be asked
@@ -28,14 +29,14 @@ class Victims:
         kv_type: Any,
         state_type: Any,
         watches: bool = True,
-        pools: tuple[Pool, ...] = (Pool.STATES, Pool.KV),
+        pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV),
     ) -> None:
         self._watches = watches
         self._decisions = decisions
         self._kv, self._state = kv_type, state_type
         self._dirty: dict[int, Any] = {}
-        self._pending: dict[Pool, dict[int, Any]] = {pool: {} for pool in pools}
-        self._known: dict[Pool, set[int]] = {pool: set() for pool in pools}
+        self._pending: dict[PoolKind, dict[int, Any]] = {pool: {} for pool in pools}
+        self._known: dict[PoolKind, set[int]] = {pool: set() for pool in pools}
         self._chosen: Any = None
         self._root: Any = None
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)
@@ -47,7 +48,7 @@ class Victims:
             self._dirty[node.id] = node
 
     def touch_below(self, node: Any) -> None:
-        """The state of `node` came or went: what restarts from it has another price."""
+        """The state of `node` came or went: what resumes from it has another price."""
         if not node.children or not self._watches:
             return
         stack, budget = list(node.children.values()), _REPRICED
@@ -58,7 +59,7 @@ class Victims:
             if child.component_data[self._state].value is None:
                 stack.extend(child.children.values())
 
-    def sync(self, core: Any, asked: Pool | None = None) -> None:
+    def sync(self, core: Any, asked: PoolKind | None = None) -> None:
         """Price every node that changed in the pool that is `asked` for a victim, or in all of them.
 
         The others wait until they are asked, for a node changes several times in a request; past `_BACKLOG`, a few.
@@ -78,10 +79,10 @@ class Victims:
                 self._renew(core, pool, {node_id: pending.pop(node_id) for node_id in list(islice(pending, _FEW))})
         self._dirty.clear()
 
-    def _renew(self, core: Any, pool: Pool, nodes: dict[int, Any]) -> None:
+    def _renew(self, core: Any, pool: PoolKind, nodes: dict[int, Any]) -> None:
         """Put `nodes` into the index of `pool` at their present price, or take them out."""
         known, decisions, arena = self._known[pool], self._decisions, core._node_arena
-        leaves = core.evictable_device_leaves if pool is Pool.KV else None  # none of them has left the tree
+        leaves = core.evictable_device_leaves if pool is PoolKind.KV else None  # none of them has left the tree
         for node_id, node in nodes.items():
             if leaves is None:
                 goes = node.parent is not None and arena.get(node_id) is node and self.evictable(core, pool, node)
@@ -99,7 +100,7 @@ class Victims:
         data = node.component_data[self._state]
         return data.value is not None and data.lock_ref == 0
 
-    def next(self, core: Any, pool: Pool, now: float, tried: set[int]) -> Any | None:
+    def next(self, core: Any, pool: PoolKind, now: float, tried: set[int]) -> Any | None:
         """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen.id not in tried and self.evictable(core, pool, chosen):
@@ -116,16 +117,16 @@ class Victims:
                 tried.add(node_id)
                 return node
 
-    def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
+    def evictable(self, core: Any, pool: PoolKind, node: Any) -> bool:
         """Whether `node` can leave `pool` now."""
-        if pool is not Pool.STATES and node in core.evictable_device_leaves:
+        if pool is not PoolKind.STATES and node in core.evictable_device_leaves:
             return True
-        return pool is not Pool.KV and self.holds_free_state(node)
+        return pool is not PoolKind.KV and self.holds_free_state(node)
 
     def choose(self, core: Any, now: float) -> Any | None:
         """What is worth least per byte, KV or state; `next` returns it to whichever pool is asked first then."""
         self._chosen = None
-        self._chosen = node = self.next(core, Pool.BYTES, now, set())
+        self._chosen = node = self.next(core, PoolKind.BYTES, now, set())
         self.touch(node)  # it may stay after all
         return node
 
@@ -136,7 +137,7 @@ class Victims:
         tokens, states = ([d.value for d in data if d.value is not None and not d.lock_ref] for data in held)
         return tokens, states
 
-    def price(self, core: Any, pool: Pool, node: Any) -> Candidate:
+    def price(self, core: Any, pool: PoolKind, node: Any) -> Candidate:
         """`node` as something that can leave `pool`."""
         return self._candidate(node)
 
@@ -175,7 +176,7 @@ class Victims:
         free = {n.id for n in nodes if self.holds_free_state(n)}
         leaves = {n.id for n in core.evictable_device_leaves}
         held = [{n.id for n in nodes if n.component_data[kind].lock_ref} for kind in (self._state, self._kv)]
-        states, kv = (self._known[pool] - ids for pool, ids in zip((Pool.STATES, Pool.KV), held, strict=True))
+        states, kv = (self._known[pool] - ids for pool, ids in zip((PoolKind.STATES, PoolKind.KV), held, strict=True))
         return sorted((free ^ states) | (leaves ^ kv))
 
 

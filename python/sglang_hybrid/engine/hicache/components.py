@@ -76,4 +76,4 @@ class TieredMamba(_Tiered, HybridMamba):
     def finalize_load_back(self, req: Any, prep: Any, success: bool) -> None:
         super().finalize_load_back(req, prep, success)
         if not success and req is not None and self.coordinator.tier is not None:
-            self.coordinator.tier.restart_on_device(req)
+            self.coordinator.tier.resume_on_device(req)

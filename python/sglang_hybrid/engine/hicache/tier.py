@@ -12,21 +12,21 @@ from typing import Any
 
 from sglang_hybrid.engine.cache.victims import Victims, end_tokens
 from sglang_hybrid.engine.compat import state_of
-from sglang_hybrid.prefix.decisions import Pool
 from sglang_hybrid.prefix.eviction.candidates import Candidate
+from sglang_hybrid.prefix.pools import PoolKind
 
-HOST = {Pool.STATES: Pool.HOST_STATES, Pool.KV: Pool.HOST_KV}
+HOST = {PoolKind.STATES: PoolKind.HOST_STATES, PoolKind.KV: PoolKind.HOST_KV}
 """The pool in host memory behind each pool of the device."""
 
 
 class TieredVictims(Victims):
-    """The evictable nodes of both tiers. A state in either of them is one that can be restarted from."""
+    """The evictable nodes of both tiers. A state in either of them is one that can be resumed from."""
 
-    def evictable(self, core: Any, pool: Pool, node: Any) -> bool:
+    def evictable(self, core: Any, pool: PoolKind, node: Any) -> bool:
         """Whether `node` can leave `pool` now. In host memory, only what is not on the device as well does."""
         if pool not in HOST.values():
             return super().evictable(core, pool, node)
-        if pool is Pool.HOST_KV:
+        if pool is PoolKind.HOST_KV:
             return node in core.evictable_host_leaves
         data = node.component_data[self._state]
         return data.host_value is not None and not data.host_lock_ref and core.host_lru_lists[self._state].in_list(node)
@@ -55,7 +55,7 @@ class TieredVictims(Victims):
             )
         )
 
-    def price(self, core: Any, pool: Pool, node: Any) -> Candidate:
+    def price(self, core: Any, pool: PoolKind, node: Any) -> Candidate:
         candidate = self._candidate(node)
         if pool not in HOST.values():
             return candidate
@@ -101,7 +101,7 @@ class HostTier:
             if not gone and node.backuped:  # otherwise the KV takes its state along when it is copied
                 self._cache._execute_and_commit_kv_backup(BackupKV([node_id]))
 
-    def evict(self, coordinator: Any, component: Any, pool: Pool, count: int, tracker: Any, *frees: Any) -> None:
+    def evict(self, coordinator: Any, component: Any, pool: PoolKind, count: int, tracker: Any, *frees: Any) -> None:
         """Free `count` tokens or states of host memory behind `pool`, what is worth least first.
 
         `tracker` and `frees` are those of SGLang's `drive_host_eviction`, which does the same by age.
@@ -143,9 +143,9 @@ class HostTier:
         """There is no memory for what `req` would load back: its match ends where the device's does."""
         self._event("restore_given_up")
         req.host_hit_length = req.mamba_host_hit_length = 0
-        self.restart_on_device(req)
+        self.resume_on_device(req)
 
-    def restart_on_device(self, req: Any) -> None:
+    def resume_on_device(self, req: Any) -> None:
         """`req` does not get what lies in host memory: its state is the one at the end of its device match.
 
         SGLang copies the state of the deepest match only; behind a shorter one it would start from zeros.

@@ -19,7 +19,7 @@ from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.evictable import EvictableColumns
 from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
-from sglang_hybrid.prefix.decisions import Pool
+from sglang_hybrid.prefix.pools import PoolKind
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class ElasticMemory(Memory):
 
     @contextmanager
     def _prefix_of(self, req: Any) -> Iterator[None]:
-        """Nothing that `req` restarts from is evicted meanwhile, from either tier."""
+        """Nothing that `req` resumes from is evicted meanwhile, from either tier."""
         cache = self.cache
         locked = cache.inc_lock_ref(req.last_node)
         backed = cache.inc_host_lock_ref(req.best_match_node) if _restores(req) else None
@@ -165,7 +165,7 @@ class ElasticMemory(Memory):
         """Evict, then take checkpoints in the making back, until `count` states beyond the promised ones are held."""
         return self._secure_states(count) or bool(self._reclaim(count) and self._secure_states(count))
 
-    def leaving(self, pool: Pool, count: int) -> None:
+    def leaving(self, pool: PoolKind, count: int) -> None:
         """What leaves was told in bytes already, by `_fit`."""
 
     def _secure_states(self, count: int) -> bool:

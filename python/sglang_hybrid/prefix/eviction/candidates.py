@@ -13,7 +13,7 @@ from sglang_hybrid.core.arrays import FloatArray, IntArray
 class Candidate(NamedTuple):
     """One thing that can be evicted now, all positions in tokens from the start of its sequence.
 
-    `base_tokens` is the nearest shallower checkpoint a request would restart from instead, `parent_tokens` the end of
+    `base_tokens` is the nearest shallower checkpoint a request would resume from instead, `parent_tokens` the end of
     the parent node, `freed_kv_tokens` the KV that goes with it (0 when descendants keep it), `states` 1 or 0.
     """
 

@@ -1,7 +1,7 @@
 """Forecast: evict the checkpoint whose bytes buy the least FLOPs per second of waiting.
 
 `S(n) = G[class(n), age(n)] * FLOPs(base(n) -> end(n)) / bytes really freed by n`: G is the Gittins index of the time to
-the next reuse, learned per class from the uncensored history (`reuse`), the FLOPs are those lost if requests restart at
+the next reuse, learned per class from the uncensored history (`reuse`), the FLOPs are those lost if requests resume at
 the nearest remaining checkpoint instead, the bytes are the state plus only the KV that no descendant keeps.
 """
 

@@ -11,7 +11,7 @@ from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 
 
 def density(model: ModelSpec, candidate: Candidate) -> float:
-    """FLOPs lost per byte freed if `candidate` goes and requests restart at its base instead."""
+    """FLOPs lost per byte freed if `candidate` goes and requests resume at its base instead."""
     freed = candidate.freed_kv_tokens * model.kv_bytes_per_token + candidate.states * model.checkpoint_bytes
     return model.prefill_flops(candidate.end_tokens, candidate.base_tokens) / (freed or 1)
 

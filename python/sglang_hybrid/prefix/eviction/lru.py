@@ -10,7 +10,7 @@ from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 
 
 class Lru:
-    """Plain recency, as upstream: only the checkpoint a request restarted from counts as used."""
+    """Plain recency, as upstream: only the checkpoint a request resumed from counts as used."""
 
     def scores(self, candidates: Candidates, now: float) -> FloatArray:
         return candidates.touch.astype(np.float64)
@@ -19,7 +19,7 @@ class Lru:
 class SupersededFirst:
     """Checkpoints whose continuation is checkpointed go first, oldest first; then plain recency.
 
-    The next request of a conversation restarts from its newest end, so an older end is dead weight of one state.
+    The next request of a conversation resumes from its newest end, so an older end is dead weight of one state.
     """
 
     def scores(self, candidates: Candidates, now: float) -> FloatArray:

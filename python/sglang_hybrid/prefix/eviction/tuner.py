@@ -11,7 +11,7 @@ from sglang_hybrid.prefix.tree.mark import Mark
 class RegretTuner:
     """Follows alpha online without replay: blame for evictions that the ghost history shows were wrong.
 
-    Two experts, recency and FLOP efficiency, as in LeCaR (Vietri et al. 2018). When a request would have restarted from
+    Two experts, recency and FLOP efficiency, as in LeCaR (Vietri et al. 2018). When a request would have resumed from
     an evicted checkpoint, each expert is blamed by how low it had scored that victim (normalised 0..1), less the longer
     the eviction is ago: `weight *= exp(-rate * (1 - score) * discount**evictions_since)`. `alpha` is the ratio of the
     weights. A fixed share of the weight is levelled out at every regret, so the tuner can always turn around.
@@ -40,7 +40,7 @@ class RegretTuner:
             self._victims.popitem(last=False)
 
     def missed(self, mark: Mark) -> None:
-        """A request would have restarted from `mark` if it still had its checkpoint."""
+        """A request would have resumed from `mark` if it still had its checkpoint."""
         victim = self._victims.pop(mark, None)
         if victim is None:
             return

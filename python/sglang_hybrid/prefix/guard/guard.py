@@ -15,7 +15,7 @@ positions of the states LRU holds added up, each at its largest so far; be T how
     tokens skipped >= tokens LRU would have skipped - A * (3 + log2(1 + T))
 
 "LRU" is the shadow: it is offered what is saved here, and what it would save itself where a request skips more here
-(`passed`; while recency rules, of that only where the request restarts). The proof:
+(`passed`; while recency rules, of that only where the request resumes). The proof:
 
 1. A phase of the policy begins with a balance of 0 and ends when it is below minus an eighth. The balance is never
    above what was won, so the phase loses at most an eighth of what LRU holds and the tokens of its last request; what
@@ -32,7 +32,7 @@ positions of the states LRU holds added up, each at its largest so far; be T how
    under way at t0, the n relapses and what is under way now cost at most A * (n + 2).
 
 What weakens it: in a server steps 2 and 3 hold up to what running requests lock, to states for which there is no slot
-or that a pass cannot save where LRU restarts, and to the time between a request's arrival and the insertion of what it
+or that a pass cannot save where LRU resumes, and to the time between a request's arrival and the insertion of what it
 computed. With two pools the order of states and that of leaves are two, and LRU may hold what here left for want of
 the other kind. There the account is the same, and a phase of the policy still loses no more than step 1 says; that a
 phase of recency loses little is tested (`test_guard.py`), not proven. Nothing is claimed where KV alone is cached.
@@ -71,13 +71,13 @@ class Guard:
         self._until = 0.0
         self._level = 0
 
-    def arrive(self, tokens: Tokens, limit: int, restart_tokens: int) -> Match:
-        """A request may skip `limit` of `tokens` and skips `restart_tokens` of them; returns what LRU would find.
+    def arrive(self, tokens: Tokens, limit: int, resume_tokens: int) -> Match:
+        """A request may skip `limit` of `tokens` and skips `resume_tokens` of them; returns what LRU would find.
 
         A `limit` of 0 keeps a request out of the account: nothing could have been skipped.
         """
-        found = self.shadow.restart(tokens, limit)
-        self._account(min(restart_tokens, limit) - found.restart_tokens)
+        found = self.shadow.match(tokens, limit)
+        self._account(min(resume_tokens, limit) - found.resume_tokens)
         return found
 
     def _account(self, lead: int) -> None:
@@ -103,9 +103,9 @@ class Guard:
             raise InvariantError(f"nothing less than 0 is owed, and levels are relapses: {self.owed}, {self._level}")
 
 
-def restored(positions: list[int], restart_tokens: int, lru_tokens: int) -> list[int]:
-    """The `positions` to save and, under recency, where LRU restarts a request that restarts earlier here."""
-    if lru_tokens <= restart_tokens or lru_tokens in positions:
+def restored(positions: list[int], resume_tokens: int, lru_tokens: int) -> list[int]:
+    """The `positions` to save and, under recency, where LRU resumes a request that resumes earlier here."""
+    if lru_tokens <= resume_tokens or lru_tokens in positions:
         return positions
     return sorted([*positions[-(MOST_POSITIONS - 1) :], lru_tokens])
 

@@ -1,7 +1,7 @@
-"""What LRU would hold now: the restart positions it would have kept, without their KV and states.
+"""What LRU would hold now: the resume points it would have kept, without their KV and states.
 
 It is offered every state that is saved, holds as much as the cache itself may hold, and drops what was used longest
-ago: the state restarted from longest ago or, where KV alone is short, the leaf whose path was used longest ago. So of
+ago: the state resumed from longest ago or, where KV alone is short, the leaf whose path was used longest ago. So of
 every request it is known how many tokens LRU would have served, whatever the cache itself has dropped.
 """
 
@@ -28,15 +28,15 @@ class ShadowLru:
         self._kv_only = state_bytes == 0
         self._kv_bytes, self._state_bytes = kv_bytes, state_bytes
         self.tree: RadixTree = RadixTree(self._kv_only)
-        self._states: OrderedDict[int, Node] = OrderedDict()  # the one restarted from longest ago first
+        self._states: OrderedDict[int, Node] = OrderedDict()  # the one resumed from longest ago first
         self._paths: OrderedDict[int, Node] = OrderedDict()  # the same for any use of their path, leaves first
         self._mark = Mark(Kind.FRESH, 0.0)  # stands for every state
         self.turnovers = 0.0
 
-    def restart(self, tokens: Tokens, limit: int) -> Match:
-        """What LRU would find of `tokens`, restarting at most at `limit`; counts as their last use."""
+    def match(self, tokens: Tokens, limit: int) -> Match:
+        """What LRU would find of `tokens`, resuming at most at `limit`; counts as their last use."""
         found = self.tree.match(tokens, limit)
-        node = found.restart
+        node = found.resume_node
         if not self._kv_only and node.parent is not None:
             self._states.move_to_end(node.id)
         self._use_path(node)

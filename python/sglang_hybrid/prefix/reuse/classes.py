@@ -1,4 +1,4 @@
-"""Reuse classes: which restart positions are counted together, and what is expected of them before they are counted.
+"""Reuse classes: which resume points are counted together, and what is expected of them before they are counted.
 
 An end that was never used is classed by its kind, and one that continues earlier ends also by how many; where the
 context of the model is nearly full, by how much of it is left. A position that was used before is classed by the mean

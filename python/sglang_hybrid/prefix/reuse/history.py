@@ -1,7 +1,7 @@
 """Ghost history: a bounded, metadata-only radix tree of past requests.
 
 It remembers token ids (4 bytes per token, against tens of kilobytes of KV), so a branch point is recognised
-after its KV was evicted, and reuse is counted for every restart position, kept or not: the odds the forecast learns
+after its KV was evicted, and reuse is counted for every resume point, kept or not: the odds the forecast learns
 are not censored by its own evictions. It is bounded by tokens and marks; the least recently used marks leave first.
 """
 
@@ -25,7 +25,7 @@ STRIDE = 2  # age bins whose passing is counted at once
 class HistoryMatch(NamedTuple):
     """What the history knew about a request: tokens seen before, and the marks on its way in order of position.
 
-    `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every restart position at or below
+    `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every resume point at or below
     that, `branch` the one created by this request (or None), `tip` the mark at its end, `declared` those of its
     boundaries. The latest request with all of the seen tokens had `kept_tokens` of its sequence cached (-1: unknown;
     0: they were only announced). `leaf` is the node of `tip`.
@@ -43,7 +43,7 @@ class HistoryMatch(NamedTuple):
 class History:
     """The tree of past requests and the reuse table it feeds.
 
-    `min_branch_tokens`: a branch point counts only if it lies that far beyond the restart position before it.
+    `min_branch_tokens`: a branch point counts only if it lies that far beyond the resume point before it.
     `context_tokens`: no request is longer (0: unknown).
     """
 
@@ -139,8 +139,8 @@ class History:
             node = above
         self._evict()
 
-    def restart(self, mark: Mark, now: float) -> None:
-        """Count a restart from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
+    def resumed(self, mark: Mark, now: float) -> None:
+        """Count a resumption from a mark that is not the deepest known one, because the deeper checkpoint was gone."""
         if mark.last_s < now:
             self._record_use(mark, now)
             mark.use(now)

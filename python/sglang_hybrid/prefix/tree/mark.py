@@ -1,4 +1,4 @@
-"""What is remembered about one restart position: who made it, how often and when it was last used."""
+"""What is remembered about one resume point: who made it, how often and when it was last used."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """Why a position may be restarted from; the coarse part of a reuse class."""
+    """Why a position may be resumed from; the coarse part of a reuse class."""
 
     FRESH = 0  # end of a request that continued nothing known
     APPENDED = 1  # end of a request that continued an earlier end
@@ -25,13 +25,13 @@ GAPS_AVERAGED = 16
 
 @mypyc_attr(acyclic=True)
 class Mark:
-    """A restart position: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
+    """A resume point: a checkpoint in the cache tree, a metadata-only entry in the history, or both at once.
 
-    `last_s` is when it was made or last restarted from (seconds), `touch` the same in the cache's order of uses,
+    `last_s` is when it was made or last resumed from (seconds), `touch` the same in the cache's order of uses,
     `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `room` says
     how full the context is there (`classes.room`), `reuse_class` indexes the reuse table. `older`, `newer`, `stage`
     and `node` belong to the history: the neighbours in the order of last use, the stage of age they are in (-1: in
-    none), and the node there. `lost` and `refused` say why a checkpoint is not there: given up for another, or never
+    none), and the node there. `evicted` and `refused` say why a checkpoint is not there: given up for another, or never
     taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept, because no state
     stands behind them; `announced` is a position that nobody has computed so far.
 
@@ -40,7 +40,7 @@ class Mark:
     """
 
     __slots__ = (
-        "announced", "depth", "gap_s", "hits", "kind", "last_s", "lost", "newer", "node", "older", "refused",
+        "announced", "depth", "evicted", "gap_s", "hits", "kind", "last_s", "newer", "node", "older", "refused",
         "reuse_class", "room", "stage", "touch", "unkept",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Mark:
         self.newer: Mark | None = None
         self.stage = -1
         self.node: Node | None = None
-        self.lost = False
+        self.evicted = False
         self.refused = False
         self.unkept = 0
         self.announced = False

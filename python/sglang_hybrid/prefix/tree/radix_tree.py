@@ -3,7 +3,7 @@
 Normal form, restored by every public method (see `check`): a node stays only if it carries a checkpoint, or has two or
 more children, or is pinned (or the tree is `kv_only`: KV is reason enough). So KV below the last checkpoint is freed,
 a checkpoint can go while its KV stays for descendants, and the KV of a node with neither checkpoint nor second child is
-absorbed by its child. A pure Transformer is `kv_only=True` (restart anywhere); a pure SSM is the same tree with KV
+absorbed by its child. A pure Transformer is `kv_only=True` (resume anywhere); a pure SSM is the same tree with KV
 priced at zero. With `settles=False` nodes stay as they are until they are `cut`: that is SGLang's tree.
 
 The tree decides nothing and prices nothing. It counts (`kv_tokens`, `states`), returns what was freed, and names what
@@ -27,20 +27,20 @@ REBASED_CHILDREN = 32
 @final
 @mypyc_attr(acyclic=True)
 class Match:
-    """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can restart at `restart_tokens` <= `kv_tokens`.
+    """Where a walk ended: `kv_tokens` tokens are in the tree, prefill can resume at `resume_tokens` <= `kv_tokens`.
 
     `node` is the deepest node that matched completely, `partial` the child whose edge matched only in part (or None),
-    `restart` the node whose checkpoint ends at `restart_tokens` (the root at 0; for `kv_only` the node holding it).
+    `resume_node` the node whose checkpoint ends at `resume_tokens` (the root at 0; for `kv_only` the node holding it).
     """
 
-    __slots__ = ("kv_tokens", "node", "partial", "restart", "restart_tokens")
+    __slots__ = ("kv_tokens", "node", "partial", "resume_node", "resume_tokens")
 
-    def __init__(self, kv_tokens: int, restart_tokens: int, node: Node, partial: Node | None, restart: Node) -> None:
+    def __init__(self, kv_tokens: int, resume_tokens: int, node: Node, partial: Node | None, resume_node: Node) -> None:
         self.kv_tokens = kv_tokens
-        self.restart_tokens = restart_tokens
+        self.resume_tokens = resume_tokens
         self.node = node
         self.partial = partial
-        self.restart = restart
+        self.resume_node = resume_node
 
 
 class Freed:
@@ -68,11 +68,11 @@ class RadixTree:
         self._next_id = 1
 
     def match(self, tokens: Tokens, limit: int | None = None) -> Match:
-        """The longest prefix of `tokens` in the tree, and the deepest restart position <= `limit`; reads only."""
+        """The longest prefix of `tokens` in the tree, and the deepest resume point <= `limit`; reads only."""
         return self._walk(tokens, tokens.size if limit is None else limit, self.root, self.root)
 
-    def _walk(self, tokens: Tokens, limit: int, node: Node, restart: Node) -> Match:
-        """The match of `tokens`, which `node` is known to match completely, with `restart` at or above it."""
+    def _walk(self, tokens: Tokens, limit: int, node: Node, resume_node: Node) -> Match:
+        """The match of `tokens`, which `node` is known to match completely, with `resume_node` at or above it."""
         partial = None
         position, size = node.end, tokens.size
         raw = b""
@@ -89,9 +89,9 @@ class RadixTree:
             node = child
             position = node.end
             if node.state is not None and position <= limit:
-                restart = node
+                resume_node = node
         if not self.kv_only:
-            return Match(position, restart.end, node, partial, restart)
+            return Match(position, resume_node.end, node, partial, resume_node)
         return Match(position, min(position, limit), node, partial, partial or node)
 
     def insert(self, tokens: Tokens, now: float, found: Match | None = None) -> Node:

@@ -1,4 +1,4 @@
-"""Restarting a request from a tree with a host tier, as the scheduler does, over contents that can be told apart."""
+"""Resuming a request from a tree with a host tier, as the scheduler does, over contents that can be told apart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TieredTree(Tree):
             self.coordinator.tier.back_up()
         self.cache.check_hicache_events()
 
-    def restart(self, tokens: list[int], runs: bool = False) -> tuple[int, int]:
+    def resume(self, tokens: list[int], runs: bool = False) -> tuple[int, int]:
         """Match, load back and judge what a request for `tokens` would start from: its length, of it from the host.
 
         With `runs` it keeps its state and the lock on its prefix until `end`.
