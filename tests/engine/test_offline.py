@@ -49,5 +49,5 @@ def test_a_script_is_served_from_cache_and_its_log_can_be_simulated(
     log.write_text(done.stderr + done.stdout)
     command = [sys.executable, "-m", "sglang_hybrid", "simulate", log, "--model", models("gdn"), "--json", report]
     subprocess.run([*command, "--capacity-gb", "1", "--policy", "lru"], check=True, timeout=PATIENCE_S)
-    (cell,) = json.loads(report.read_text())["cells"]
+    (cell,) = (cell for cell in json.loads(report.read_text())["cells"] if cell["policy"] == "lru")
     assert (cell["requests"], cell["input_tokens"]) == (2, 400)

@@ -38,12 +38,14 @@ def version(name, known=importlib.metadata.version):
 sys.meta_path.insert(0, Refuse())
 importlib.metadata.version = version
 
-from sglang_hybrid import cli
+from sglang_hybrid import cli, launch_server
 from sglang_hybrid.engine.launch import packages
 
 packages.shutil = SimpleNamespace(which=lambda _: None)  # no GPU
 if place == "wheel":
     packages._SETUP = Path("no such file")
+if arguments[0] == "serve":  # what it becomes, in this broken process
+    sys.exit(launch_server.main(arguments[1:]))
 sys.exit(cli.main(arguments))
 """
 

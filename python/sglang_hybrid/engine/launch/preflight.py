@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def _check_architecture(config: dict[str, Any]) -> None:
     if "auto_map" in config:
         return  # code that travels with the model
     package, *below = _MODELS.split(".")
-    spec = find_spec(package)  # the full name would import the packages it lies in
+    spec = PathFinder.find_spec(package)  # nothing is imported, by our own finder neither (`cpu_environment`)
     if spec is None:
         return  # a missing SGLang is said later, with its remedy
     roots = spec.submodule_search_locations or ()
