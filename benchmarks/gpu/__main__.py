@@ -92,6 +92,7 @@ def _run(name: str, part: Part, options: argparse.Namespace, packages: kit.Packa
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             return TIMED_OUT
     return DONE if status == 0 else FAILED
 
