@@ -1,7 +1,8 @@
-"""The embedded hybrid models: real architectures at toy size, built on the spot with deterministic random weights.
+"""The embedded hybrid models: real architectures at toy size. Two of them are trained and read (`demo/reader`); the
+others are built on the spot with deterministic random weights.
 
 `python -m sglang_hybrid.demo.model FOLDER [--preset NAME] [--weights FILE]` writes config, tokenizer, chat template and
-safetensors; weights trained elsewhere for the same configuration replace the random ones.
+safetensors; weights trained elsewhere for the same configuration replace those of the preset.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.demo.reader import weights as reader_weights
 from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
 
 FORMAT = 2
@@ -28,13 +30,16 @@ def build(folder: Path, preset: str = "gdn", weights: Path | None = None) -> Pat
     """Write the model `preset` into `folder` unless it is already there, and return `folder`.
 
     `weights`: a safetensors file with the same tensor names and shapes. Raises ConfigError for an unknown preset,
-    a missing weight file, or a non-empty folder that this function did not write.
+    a missing or damaged weight file, or a non-empty folder that this function did not write.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"unknown demo model, choose one of {', '.join(PRESETS)}: {preset!r}")
+    if preset not in (*READERS, *PRESETS):
+        raise ConfigError(f"unknown demo model, choose one of {', '.join((*READERS, *PRESETS))}: {preset!r}")
     if weights is not None and not weights.is_file():
         raise ConfigError(f"no such weight file: {weights}")
-    stamp = {"format": FORMAT, "preset": preset, "seed": SEED, "weights": str(weights) if weights else None}
+    stamp: dict[str, Any] = {"format": FORMAT, "preset": preset, "seed": SEED}
+    stamp["weights"] = str(weights) if weights else None
+    if preset in READERS and weights is None:
+        stamp["weights"] = reader_weights.card(preset)["sha256"]
     stamp_file = folder / "sglang_hybrid_demo.json"
     if _is_built(stamp_file, stamp):
         return folder
@@ -61,6 +66,9 @@ def _is_built(stamp_file: Path, stamp: dict[str, Any]) -> bool:
 
 
 def _write(folder: Path, preset: str, weights: Path | None) -> None:
+    if preset in READERS:
+        reader_weights.build(folder, preset, weights)
+        return
     from sglang_hybrid.engine import cpu
 
     cpu.install()  # transformers imports torchvision, whose published wheel does not load beside a CPU torch
@@ -197,6 +205,9 @@ def _common(hidden: int) -> dict[str, Any]:
     }
 
 
+READERS = ("reader-gdn", "reader-mamba2")
+"""Trained models, `sglang_hybrid.demo.reader`."""
+
 PRESETS: dict[str, Callable[[], Any]] = {
     "gdn": _gdn,
     "gdn-medium": lambda: _gdn(hidden=384, blocks=2),
@@ -210,7 +221,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_hybrid.demo.model", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--preset", default="gdn", help=f"one of {', '.join(PRESETS)}")
+    parser.add_argument("--preset", default="gdn", help=f"one of {', '.join((*READERS, *PRESETS))}")
     parser.add_argument("--weights", type=Path, default=None, help="safetensors file with trained weights")
     options = parser.parse_args(argv)
     try:

@@ -1,0 +1,58 @@
+"""Accuracy by kind of question, on names and sentence forms that training never saw.
+
+An answer counts where the greedy answer is the right one, token for token, its stop token included. One pass over a
+conversation with the right answers in it shows that for all its turns: greedy decoding from the same prompt takes the
+same first step that differs, or none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sglang_hybrid.demo.reader import conversations, questions
+from sglang_hybrid.demo.reader.conversations import Conversation
+from sglang_hybrid.demo.reader.examples import encode
+from sglang_hybrid.demo.reader.names import HELD
+
+EVEN = dict.fromkeys(questions.ALL, 1.0) | {questions.TALK: 0.3}
+
+
+def held_out(rng: random.Random, length: int, turns: int, forms: str = HELD, filler: float = 0.7) -> Conversation:
+    """A conversation whose documents and turns take about `length` tokens, with held-out names and `forms`."""
+    share = max(0.3, 1 - 34 * turns / length)
+    shape = conversations.shape_for(rng, length, share, filler, HELD, forms)
+    return conversations.draw(rng, shape, turns, mix=EVEN)
+
+
+@torch.no_grad()
+def score(model: Any, made: Iterable[Conversation], device: str = "cpu") -> dict[str, list[int]]:
+    """Right answers and questions by kind; `model` maps tokens [1, n] to logits."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for conversation in made:
+        encoded = encode(conversation)
+        ids = torch.tensor([encoded.ids], device=device)
+        keep = torch.zeros_like(ids, dtype=torch.bool)
+        for _, start, end in encoded.answers:
+            keep[0, start - 1 : end - 1] = True
+        hit = torch.zeros_like(ids, dtype=torch.bool)
+        hit[keep] = model(ids, keep).argmax(-1) == ids.roll(-1, 1)[keep]
+        for turn, start, end in encoded.answers:
+            counts[turn.kind][0] += bool(hit[0, start - 1 : end - 1].all())
+            counts[turn.kind][1] += 1
+    return dict(counts)
+
+
+def interval(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    share, square = right / count, z * z / count
+    middle = (share + square / 2) / (1 + square)
+    half = z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)

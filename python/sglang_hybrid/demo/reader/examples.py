@@ -1,0 +1,79 @@
+"""Conversations as rows of tokens for a network: what it reads, and which tokens it is to predict."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sglang_hybrid.demo.reader import conversations, tokens
+from sglang_hybrid.demo.reader.conversations import Conversation
+from sglang_hybrid.demo.reader.names import TRAIN
+from sglang_hybrid.demo.reader.questions import Turn
+
+
+@dataclass(slots=True)
+class Encoded:
+    """`ids` of a conversation and the part of each (`conversations.pieces`); `answers`: first and last position + 1."""
+
+    ids: list[int]
+    parts: list[int]
+    answers: list[tuple[Turn, int, int]]
+
+
+def encode(conversation: Conversation) -> Encoded:
+    made = Encoded([], [], [])
+    turns = iter(conversation.turns)
+    start = None
+    for text, part in conversations.pieces(conversation):
+        ids = _pieces(text) if part >= 0 else tuple(tokens.load().encode(text).ids)
+        if part >= 0 and start is None:
+            start = len(made.ids)
+        made.ids += ids
+        made.parts += [part] * len(ids)
+        if part >= 0 and text == tokens.END and start is not None:
+            made.answers.append((next(turns), start, len(made.ids)))
+            start = None
+    return made
+
+
+@lru_cache(maxsize=100_000)
+def _pieces(text: str) -> tuple[int, ...]:
+    return tuple(tokens.load().encode(text).ids)
+
+
+def row(rng: random.Random, length: int, share: float, filler: float) -> tuple[list[int], list[int]]:
+    """Ids and parts of `length` tokens: one conversation, and further ones behind it where it is too short."""
+    ids: list[int] = []
+    parts: list[int] = []
+    while len(ids) < length:
+        left = length - len(ids)
+        shape = conversations.shape_for(rng, max(left, 96), share, filler, TRAIN, TRAIN)
+        turns = max(2, round(left * (1 - share) / 26))
+        made = encode(conversations.draw(rng, shape, turns))
+        ids += made.ids
+        parts += made.parts
+    return ids[: length + 1], parts[: length + 1]
+
+
+WEIGHTS = (1.0, 2.0)
+"""Of an answer's tokens that are said anyway, and of the values in it."""
+
+READ_WEIGHT, READ_SHARE = 0.1, 0.25
+"""Of the tokens that are only read; this share of them is predicted, at the weight of all."""
+
+
+def batch(rng: random.Random, tokens_in_all: int, length: int, share: float, filler: float) -> tuple[Tensor, ...]:
+    """Inputs [rows, length], mask of predicted positions [rows, length], their targets [n], weights [n]."""
+    rows = [row(rng, length, share, filler) for _ in range(max(1, tokens_in_all // length))]
+    rows = [(ids + [0] * (length + 1 - len(ids)), parts + [-2] * (length + 1 - len(parts))) for ids, parts in rows]
+    ids = torch.tensor([ids for ids, _ in rows])
+    parts = torch.tensor([parts for _, parts in rows])[:, 1:]
+    generator = torch.Generator().manual_seed(rng.getrandbits(40))
+    sampled = torch.rand(parts.shape, generator=generator) < READ_SHARE
+    keep = (parts >= 0) | ((parts == -1) & sampled)
+    table = torch.tensor([0.0, READ_WEIGHT / READ_SHARE, *WEIGHTS])
+    return ids[:, :-1].contiguous(), keep, ids[:, 1:][keep], table[parts[keep] + 2]

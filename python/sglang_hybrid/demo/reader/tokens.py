@@ -1,0 +1,85 @@
+"""The readers' tokenizer: byte-level BPE with single digits and a mark per role, and their chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.demo.reader.names import HEADS, TAILS
+
+PAD, SYSTEM, USER, ASSISTANT, TOOL, END, DOCUMENT = (
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|end|>",
+    "<|doc|>",
+)
+SPECIAL_TOKENS = (PAD, SYSTEM, USER, ASSISTANT, TOOL, END, DOCUMENT)
+VOCABULARY = 1280
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SPLIT = r" ?\p{L}+| ?\p{N}|'\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_FILE = Path(__file__).with_name("tokenizer.json")
+
+
+def train(texts: Iterable[str]) -> Any:
+    """A `tokenizers.Tokenizer` of VOCABULARY pieces; the same texts give the same pieces.
+
+    Names are split into their two parts for it: a whole name that became a piece would be one that no other name
+    teaches to copy.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, alphabet])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    parts = re.compile(f"({'|'.join(HEADS)})({'|'.join(TAILS)})")
+    tokenizer.train_from_iterator((parts.sub(r"\1_\2", text) for text in texts), trainer)
+    return tokenizer
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The committed tokenizer."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(_FILE))
+
+
+def special_id(token: str) -> int:
+    return SPECIAL_TOKENS.index(token)
+
+
+def save(folder: Path) -> None:
+    """Write tokenizer.json, its configuration and the chat template into `folder`, as transformers reads them."""
+    (folder / "tokenizer.json").write_bytes(_FILE.read_bytes())
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
