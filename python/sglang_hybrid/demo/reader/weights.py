@@ -65,6 +65,7 @@ def write(model: str, state: dict[str, Any], file: Path) -> None:
     partial = file.with_suffix(".partial")
     rounded = {name: weight.detach().cpu().to(torch.bfloat16).contiguous() for name, weight in state.items()}
     save_file(rounded, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)
     partial.replace(file)
 
 
