@@ -17,6 +17,8 @@ from typing import Any
 FIRST_TOKEN, LAST_TOKEN = 3, 258
 """Ids that the embedded tokenizer and every large one have."""
 
+IDLE_WITHIN_S = 60
+
 
 @dataclass(frozen=True)
 class Size:
@@ -46,9 +48,9 @@ class Client:
         self.url = url
 
     def flush(self) -> None:
-        """Empty the cache; the server must be idle."""
-        request = urllib.request.Request(self.url + "/flush_cache", b"", method="POST")
-        urllib.request.urlopen(request, timeout=120).read()
+        """Empty the cache once the server is idle: its last batch may outlast the last token of an answer."""
+        request = urllib.request.Request(self.url + f"/flush_cache?timeout={IDLE_WITHIN_S}", b"", method="POST")
+        urllib.request.urlopen(request, timeout=2 * IDLE_WITHIN_S).read()
 
     def metrics(self) -> str:
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as response:

@@ -61,9 +61,9 @@ class Client:
         return {"ttft_s": first, "total_s": total, "output_ids": last["output_ids"], "cached_tokens": cached}
 
     def flush(self) -> None:
-        """Empty the server's cache; it must be idle."""
-        request = urllib.request.Request(self.server.url + "/flush_cache", b"", method="POST")
-        urllib.request.urlopen(request, timeout=60).read()
+        """Empty the server's cache once it is idle: its last batch may outlast the last token of an answer."""
+        request = urllib.request.Request(self.server.url + "/flush_cache?timeout=60", b"", method="POST")
+        urllib.request.urlopen(request, timeout=120).read()
 
 
 def words(rng: random.Random, count: int) -> list[int]:
