@@ -19,12 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)  # sizes need no CPU platform
-import torch
 
-if not torch.cuda.is_available():
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from sglang_hybrid.engine.cpu import vision
+
+vision.install()
 
 ARCHITECTURES = {
     "falcon_h1": "FalconH1ForCausalLM",

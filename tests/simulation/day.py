@@ -125,6 +125,9 @@ class Day:
             missing = coordinator.victims.missing(coordinator.cache.tree_core)
             if missing:
                 raise Violation(f"nodes that the index of victims does not know, or should not: {missing}")
+        nodes = [n for n in coordinator.cache.tree_core._node_arena.values() if getattr(n, "hybrid_mark", None)]
+        if len({id(node.hybrid_mark) for node in nodes}) < len(nodes):
+            raise Violation("two states have one mark: the use of one would leave the price of the other")
 
     def _judge(self) -> None:
         """The day is over: every request has its answer, and nobody holds anything."""

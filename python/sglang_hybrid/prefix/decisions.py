@@ -78,6 +78,7 @@ class Decisions:
         self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
         self._named = 0
         self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
+        self._placed: dict[Mark, tuple[object, int]] = {}  # the node of the cache that has the mark, and where it ends
         self._uses = 0
 
     def arrive(
@@ -179,6 +180,7 @@ class Decisions:
         """The cache was emptied."""
         if self.guard is not None:
             self.guard.shadow.clear()
+        self._placed.clear()
 
     @property
     def by_recency(self) -> bool:
@@ -249,7 +251,7 @@ class Decisions:
         """The mark for a state that was planned for the position `wanted`.
 
         The one nearest to the prompt's end stands for that until the answer has one. Where a `later` end is cached
-        already, it has been superseded: no two states share a mark, or a use of one would leave the price of the other.
+        already, it has been superseded.
         """
         nearest = request is not None and wanted == max(request.positions, default=-1)
         if request is not None and nearest and not later:
@@ -271,13 +273,34 @@ class Decisions:
         if not shared:
             return None
         mark = marks[max(shared)]
-        mark.touch = max(mark.touch, 0 if held is None else held.touch)
+        if mark is held or self._placed.get(mark, (None, 0))[1] > position:
+            return None
+        if held is not None:
+            mark.touch = max(mark.touch, held.touch)
+            self._placed.pop(held, None)
         return mark
+
+    def place(self, mark: Mark, node: object, end: int, now: float) -> list[tuple[object, Mark]]:
+        """The state at `node` of the cache, behind `end` tokens, is to have `mark`: returns nodes with their new marks.
+
+        No two states share a mark, or a use of one would leave the price of the other. Of two that stand for the same
+        place, as of requests with the same prompt, the deeper one has the mark and the other is superseded.
+        """
+        placed = self._placed
+        other, other_end = placed.get(mark, (node, end))
+        if other_end > end:
+            return [(node, self._old(mark, now))]
+        placed[mark] = (node, end)
+        return [(node, mark)] if other is node else [(node, mark), (other, self._old(mark, now))]
 
     def superseded(self, mark: Mark, now: float) -> Mark | None:
         """What `mark`, an earlier end of a request, becomes once a later end is saved; None where others share it."""
         if mark.kind in SHARED:
             return None
+        self._placed.pop(mark, None)
+        return self._old(mark, now)
+
+    def _old(self, mark: Mark, now: float) -> Mark:
         old = Mark(Kind.SUPERSEDED, now, mark.touch)
         old.reuse_class = self.history.class_of(old)
         return old
@@ -298,6 +321,7 @@ class Decisions:
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was evicted: a later request that wanted it will be told so."""
         mark.evicted = True
+        self._placed.pop(mark, None)
         order = self._latest
         if self._tuner is not None and not self.by_recency and isinstance(order, FlopAwareIndex):
             self._tuner.evicted(mark, order.last_victim)

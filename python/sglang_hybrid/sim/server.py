@@ -269,13 +269,13 @@ class SimulatedServer(TreeCache):
             tree.changed[leaf.id] = leaf
             decisions.saved(request, [at])
             return
-        mark.evicted = False
-        tree.attach(leaf, mark)
         decisions.touch(mark)
         decisions.saved(request, [at])
         if mark is request.tip:
             earlier, run.tip = run.tip, leaf
             self.supersede(earlier, leaf, mark.last_s)
+        tree.attach(leaf, mark)
+        self.place(leaf, mark, now)
 
     def decode(self, request_id: str, tokens: int, now: float) -> None:
         """The running request computes `tokens` more of its answer."""

@@ -34,7 +34,9 @@ class TreeCache:
         """`request` resumes at `node`: that may turn out to be a branch, and LRU may have resumed it above."""
         decisions, tree = self.decisions, self.tree
         if node.state is not None:
-            node.state = decisions.branch(request, node.end, node.state) or node.state
+            branch = decisions.branch(request, node.end, node.state)
+            if branch is not None:
+                self.place(node, branch, request.arrived_s)
             decisions.resumed(request, node.state)
             tree.changed[node.id] = node
         for at in decisions.uses(request):
@@ -56,8 +58,8 @@ class TreeCache:
             node = leaf if at == leaf.end else tree.node_at(leaf, at)
             if node.state is None:
                 mark = decisions.mark(request, places[at], now)
-                mark.evicted = False
                 tree.attach(node, mark)
+                self.place(node, mark, now)
             else:
                 decisions.touch(node.state)
                 tree.changed[node.id] = node
@@ -76,6 +78,14 @@ class TreeCache:
             node.state = mark
             self.tree.changed[node.id] = node
             node = node.parent
+
+    def place(self, node: Node, mark: Mark, now: float) -> None:
+        """The state at `node` gets `mark`."""
+        mark.evicted = False
+        for changed, its in self.decisions.place(mark, node, node.end, now):
+            assert isinstance(changed, Node)
+            changed.state = its
+            self.tree.changed[changed.id] = changed
 
     def supersede(self, earlier: Node | None, later: Node, now: float) -> None:
         """The state at `later` continues that at `earlier`, of the same request."""

@@ -1,11 +1,14 @@
 """A simulated server: one request after the other, side by side, and what it refuses."""
 
+import random
+
 import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.tree.tokens import Tokens
+from sglang_hybrid.prefix.tree.check import walk
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.concurrent import serve
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 from sglang_hybrid.sim.workloads import parse
@@ -79,3 +82,45 @@ def test_what_it_can_never_hold_is_refused() -> None:
         Shape(3, 1000)
     with pytest.raises(ConfigError, match="positive pace"):
         serve(parse(TRACE), found, 0, 1.0)
+
+
+def shared_marks(found: SimulatedServer) -> int:
+    marks = [node.state for node in walk(found.tree) if node.state is not None]
+    return len(marks) - len({id(mark) for mark in marks})
+
+
+@pytest.mark.parametrize("more", [{"grid": 8, "track_tokens": 16}, {"grid": 1, "buffers": 0}])
+def test_the_same_prompt_twice_at_once_leaves_one_mark_for_each_state(more: dict[str, int]) -> None:
+    found, prompt = server(**more), text(1, 40)
+    for name in ("one", "other"):
+        found.arrive(name, prompt, 0.0)
+        found.decode(name, 1, 0.0)
+    for name, seed in (("other", 3), ("one", 2)):
+        found.decode(name, 39, 1.0)
+        found.finish(name, np.concatenate((prompt, text(seed, 40))), 1.0)
+        assert not shared_marks(found)
+    assert quiet(found)
+
+
+@pytest.mark.parametrize(
+    "more", [{"grid": 8, "track_tokens": 16}, {"grid": 1, "buffers": 0}, {"grid": 8, "step": 8, "track_tokens": 16}]
+)
+def test_repeats_of_short_prompts_leave_one_mark_for_each_state(more: dict[str, int]) -> None:
+    for seed in range(150):
+        rng = random.Random(seed)
+        found = server(12, 400, chunk_tokens=24, **more)
+        running: dict[str, list[int]] = {}
+        past: list[list[int]] = [[]]
+        for step in range(8 + seed % 25):
+            if rng.random() < 0.55 and len(running) < 2:
+                base = rng.choice(past)
+                prompt = base[: rng.randint(0, len(base))] + [rng.randint(0, 1) for _ in range(rng.randint(1, 16))]
+                running[str(step)] = prompt[:50]
+                found.arrive(str(step), as_tokens(prompt[:50]), float(step))
+            elif running:
+                name = rng.choice(sorted(running))
+                answer = [rng.randint(0, 1) for _ in range(rng.randint(0, 20))]
+                past.append(running.pop(name) + answer)
+                found.decode(name, len(answer), float(step))
+                found.finish(name, as_tokens(past[-1]), float(step))
+            assert not shared_marks(found), (seed, step)

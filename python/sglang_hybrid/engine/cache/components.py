@@ -225,7 +225,6 @@ class HybridMamba(_Ordered, MambaComponent):
             request = None if record is None else record.request
             spare = plan is not None and plan.spare
             mark = coordinator.decisions.mark(request, len(params.key), coordinator.now(), spare=spare)
-        mark.evicted = False
         coordinator.saved(node, mark, record)
 
     def cleanup_after_caching_req(
@@ -307,9 +306,8 @@ class HybridMamba(_Ordered, MambaComponent):
         """The state of `node` leaves the device."""
         self.coordinator.victims.touch_below(node)
         self.coordinator.account.event("states_evicted")
-        mark = getattr(node, "hybrid_mark", None)
-        if mark is not None and node.component_data[self.component_type].host_value is None:
-            self.coordinator.decisions.evicted(mark)
+        if node.component_data[self.component_type].host_value is None:
+            self.coordinator.lost(node)
 
 
 TYPES = {"kv": ComponentType.FULL, "state": ComponentType.MAMBA, "window": ComponentType.SWA}

@@ -123,7 +123,8 @@ class CacheCoordinator:
         held = getattr(node, "hybrid_mark", None)
         branch = self.decisions.branch(request, start, held)
         if branch is not None:
-            node.hybrid_mark = held = branch
+            self._place(node, branch)
+            held = branch
         if held is not None:
             self.decisions.resumed(request, held)
             self.victims.touch(node)
@@ -131,8 +132,9 @@ class CacheCoordinator:
             used = node
             while used.parent is not None and end_tokens(used) > at:
                 used = used.parent
-            if end_tokens(used) == at and hasattr(used, "hybrid_mark"):
-                self.decisions.touch(used.hybrid_mark)
+            mark = getattr(used, "hybrid_mark", None)
+            if end_tokens(used) == at and mark is not None:
+                self.decisions.touch(mark)
                 self.victims.touch(used)
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
@@ -159,24 +161,39 @@ class CacheCoordinator:
 
     def saved(self, node: Any, mark: Mark, record: Tracked | None) -> None:
         """A state was attached to `node`. An earlier end of the same request is superseded by it."""
-        node.hybrid_mark = mark
         self.decisions.touch(mark)
-        self.victims.touch(node)
+        if record is not None and record.request is not None:
+            self.decisions.saved(record.request, [end_tokens(node)])
+            if mark is record.request.tip:
+                earlier, record.tip_node = record.tip_node, node
+                self._supersede(earlier, node, mark.last_s)
+        self._place(node, mark)
         self.victims.touch_below(node)
         if self.tier is not None:
             self.tier.saved(node)
-        if record is None or record.request is None:
+
+    def _supersede(self, earlier: Any, later: Any, now: float) -> None:
+        if earlier is None or earlier is later or earlier.hybrid_mark is None:
             return
-        self.decisions.saved(record.request, [end_tokens(node)])
-        if mark is not record.request.tip:
-            return
-        earlier, record.tip_node = record.tip_node, node
-        if earlier is None or earlier is node or earlier.parent is None:
-            return
-        old = self.decisions.superseded(earlier.hybrid_mark, mark.last_s)
+        old = self.decisions.superseded(earlier.hybrid_mark, now)
         if old is not None:
             earlier.hybrid_mark = old
             self.victims.touch(earlier)
+
+    def _place(self, node: Any, mark: Mark) -> None:
+        """The state of `node` gets `mark`."""
+        mark.evicted = False
+        changed: Any
+        for changed, its in self.decisions.place(mark, node, end_tokens(node), self.now()):
+            changed.hybrid_mark = its
+            self.victims.touch(changed)
+
+    def lost(self, node: Any) -> None:
+        """The state of `node` is in no tier any more."""
+        mark = getattr(node, "hybrid_mark", None)
+        if mark is not None:
+            self.decisions.evicted(mark)
+            node.hybrid_mark = None
 
     def cached_tokens(self, record: Tracked) -> int:
         """How much of the request is in the cache before it ends."""

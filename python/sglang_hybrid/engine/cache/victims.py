@@ -18,9 +18,9 @@ _REPRICED = 64  # descendants of a changed state that are priced again; the rest
 class Victims:
     """The evictable nodes of one tree core.
 
-    A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state, and `hybrid_end`, its
-    depth in tokens, which never changes. `pools` are those that victims are asked of. Without `watches` nothing is
-    remembered: the order is SGLang's.
+    A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state (None once that is
+    gone), and `hybrid_end`, its depth in tokens, which never changes. `pools` are those that victims are asked of.
+    Without `watches` nothing is remembered: the order is SGLang's.
     """
 
     def __init__(

@@ -63,9 +63,7 @@ class TieredMamba(_Tiered, HybridMamba):
         if hosted and data.host_value is None:
             self._touch(node)
             self.coordinator.victims.touch_below(node)
-            mark = getattr(node, "hybrid_mark", None)
-            if mark is not None:
-                self.coordinator.decisions.evicted(mark)
+            self.coordinator.lost(node)
         return result
 
     def recover_after_unevict(self, node: Any, *args: Any, **kwargs: Any) -> None:
