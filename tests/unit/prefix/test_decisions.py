@@ -18,7 +18,7 @@ from sglang_hybrid.prefix.policies import served
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
 from sglang_hybrid.prefix.seeds import read_prefixes
-from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens
 
 SPEC = ModelSpec("serving", 256, 4096, 1000.0, 1.0)
@@ -57,6 +57,19 @@ def test_namespaces_share_nothing() -> None:
     decisions.arrive("a", prompt, 0.0, 0, 0, namespace="one")
     assert decisions.arrive("b", prompt, 1.0, 0, 0, namespace="two").seen_tokens == 0
     assert decisions.arrive("c", prompt, 2.0, 0, 0, namespace="one").seen_tokens == 200
+
+
+def test_a_boundary_at_the_end_of_a_prompt_outlives_the_answer() -> None:
+    rng, decisions = random.Random(1), Decisions(SPEC)
+    document = words(rng, 300)
+    warm_up = decisions.arrive("warm-up", document, 0.0, 0, 0, boundaries=(300,))
+    declared = warm_up.tip
+    assert decisions.superseded(declared, 1.0) is None
+    decisions.finish(warm_up, np.concatenate((document, words(rng, 1))), 1.0, 300)
+    assert warm_up.tip is not declared
+    asked = decisions.arrive("asked", np.concatenate((document, words(rng, 50))), 2.0, 300, 300)
+    assert (300, declared) in asked.earlier
+    assert declared.kind is Kind.BRANCH
 
 
 def test_declared_boundaries_and_seeds_are_checkpointed_at_once() -> None:

@@ -87,20 +87,23 @@ class History:
         branch = None
         if found.kv_tokens < n_input and found.kv_tokens - (marks[-1][0] if marks else 0) >= self._min_branch_tokens:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
+        if n_input in boundaries and tip.kind in (Kind.FRESH, Kind.APPENDED, Kind.DIVERGED):
+            tip.kind = Kind.DECLARED  # its own end: the answer does not move it away
+            self._touch(tip)
         declared = tuple([(at, self._mark(self.tree.node_at(leaf, at), Kind.DECLARED, now)) for at in boundaries])
         self._evict()
         self.table.refresh()
         return tuple.__new__(HistoryMatch, (found.kv_tokens, marks, branch, tip, kept, leaf, declared))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
-        """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it was used.
+        """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it stays.
 
         Returns the mark at the end of `tokens`.
         """
         found = self.tree.match(tokens)
         held = next((node for node in path_nodes(found.node, int(tokens.size)) if node.state is tip), None)
         leaf = self.tree.insert(tokens, now, found=found)
-        if held is None or held is leaf or tip.hits or leaf.state is not None:
+        if held is None or held is leaf or _stays(tip) or leaf.state is not None:
             mark = self._mark(leaf, Kind.APPENDED, now, tip.depth + 1)
         else:
             mark = tip
@@ -112,11 +115,11 @@ class History:
         return mark
 
     def lengthen(self, leaf: Node, tokens: Tokens, tip: Mark, now: float) -> bool:
-        """What `extend` does where `tip` is still the mark of `leaf` and nobody used it: `tokens` follow upon the leaf.
+        """What `extend` does where `tip` is the mark of `leaf` and does not stay: `tokens` follow upon the leaf.
 
         Returns whether that is so; nothing has changed if not.
         """
-        if leaf.parent is None or leaf.state is not tip or leaf.children or tip.hits:
+        if leaf.parent is None or leaf.state is not tip or leaf.children or _stays(tip):
             return False
         self.tree.lengthen(leaf, tokens)
         self._moved(tip, leaf, now)
@@ -285,6 +288,11 @@ class History:
 def _usefulness(node: Node) -> tuple[bool, float]:
     mark = node.state
     return (False, 0.0) if mark is None else (mark.hits > 0 or mark.announced, mark.last_s)
+
+
+def _stays(tip: Mark) -> bool:
+    """Whether the mark at a prompt's end stays there when the answer comes: others used it, or it was declared."""
+    return tip.hits > 0 or tip.kind is Kind.DECLARED
 
 
 def _kept(node: Node) -> int:
