@@ -10,6 +10,7 @@ EVENTS = MappingProxyType(
     {
         "boundaries": "cache boundaries that requests declared",
         "bad_boundaries": "requests whose declared boundaries could not be read, and were served without",
+        "breakpoints_lost": "cache breakpoints of chat requests whose content the prompt does not have",
         "planned": "states that were to be saved inside prefills",
         "written": "states that were saved inside prefills",
         "refused": "states that were wanted inside prefills and got no slot",

@@ -16,6 +16,9 @@ from sglang_hybrid.prefix.admission import MOST_POSITIONS
 KEY = "cache_boundaries"
 """Key of a request's `custom_params`: token positions, counted from the start of its prompt."""
 
+LOST = "cache_breakpoints_lost"
+"""Key beside it: how many of the marks of a chat request have no place in its prompt."""
+
 
 def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
     """The positions a request names; raises ConfigError if they are no positions in its prompt."""
@@ -29,6 +32,12 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
             f"custom_params.{KEY} are positions in the prompt, which has {prompt_tokens} tokens: {list(given)}"
         )
     return tuple(sorted(set(given)))
+
+
+def lost_breakpoints(custom_params: Any) -> int:
+    """How many marks of the request have no place in its prompt; a client can say anything here, but nothing large."""
+    lost = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0
+    return lost if type(lost) is int and 0 < lost <= MOST_POSITIONS else 0
 
 
 def first_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:

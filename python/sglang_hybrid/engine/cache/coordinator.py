@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
-from sglang_hybrid.engine.cache.boundaries import first_message, named
+from sglang_hybrid.engine.cache.boundaries import first_message, lost_breakpoints, named
 from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
@@ -105,6 +105,8 @@ class CacheCoordinator:
         given = getattr(req.sampling_params, "custom_params", None)
         if given is None:
             return found
+        if lost := lost_breakpoints(given):
+            self.account.event("breakpoints_lost", lost)
         try:
             declared = named(given, len(tokens))
         except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
@@ -163,7 +165,9 @@ class CacheCoordinator:
         """A state was attached to `node`. An earlier end of the same request is superseded by it."""
         self.decisions.touch(mark)
         if record is not None and record.request is not None:
-            self.decisions.saved(record.request, [end_tokens(node)])
+            end = end_tokens(node)
+            record.saved_tokens = max(record.saved_tokens, end)
+            self.decisions.saved(record.request, [end])
             if mark is record.request.tip:
                 earlier, record.tip_node = record.tip_node, node
                 self._supersede(earlier, node, mark.last_s)

@@ -64,8 +64,13 @@ def nobody_runs(adder: Any) -> bool:
 
 
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:
-    """Add why tokens missed to what a response says of the cache: `miss_<reason>`, in tokens."""
-    misses = tracked(req).misses
-    if misses is None:
+    """Add why tokens missed to what a response says of the cache: `miss_<reason>`, in tokens.
+
+    `written` are the tokens of the prompt behind those it skipped, up to the last checkpoint it has saved so far.
+    """
+    record = tracked(req)
+    if record.misses is None or record.request is None:
         return result
-    return {**(result or {"device": 0, "host": 0}), **{f"miss_{reason}": count for reason, count in misses.items()}}
+    written = min(record.saved_tokens, record.request.prompt_tokens) - record.request.cached_tokens
+    said = {f"miss_{reason}": count for reason, count in record.misses.items()}
+    return {**(result or {"device": 0, "host": 0}), **said, "written": max(0, written)}

@@ -28,7 +28,7 @@ class Checkpoint:
 @dataclass
 class Tracked:
     """What is kept with a request of SGLang: `known_tokens` of KV at its last match and the id of the node it ended in,
-    the `request` as the decisions see it from its first pass on, and why tokens missed.
+    the `request` as the decisions see it from its first pass on, why tokens missed, and how deep it saved a state.
 
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began.
     """
@@ -40,6 +40,7 @@ class Tracked:
     request: Request | None = None
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
+    saved_tokens: int = 0
     tip_node: Any = None
     finished: bool = False
 

@@ -1,9 +1,10 @@
-"""`usage.prompt_tokens_details.miss_tokens`: why prompt tokens missed, in the OpenAI endpoints' answers.
+"""`usage.prompt_tokens_details`: why prompt tokens missed, and what the request wrote to the cache, in answers.
 
-Streamed answers have it in the chunk that carries their usage, and `sglext.cached_tokens_details` has it as
-`miss_<reason>`, as the native endpoint does, for requests with `return_cached_tokens_details`. Runs in the HTTP
-process. SGLang's response models drop fields they do not know, so those that take ours are told to keep them, and the
-models that contain them are rebuilt.
+`miss_tokens` are ours. `cache_write_tokens` and Anthropic's `cache_creation_input_tokens` count the tokens behind those
+that the request skipped, up to the last checkpoint it saved. Streamed answers have them in the chunk that carries their
+usage, and `sglext.cached_tokens_details` has `miss_<reason>` and `written`, as the native endpoint does, for requests
+with `return_cached_tokens_details`. Runs in the HTTP process. SGLang's response models drop fields they do not know, so
+those that take ours are told to keep them, and the models that contain them are rebuilt.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-PREFIX = "miss_"
+PREFIX, WRITTEN = "miss_", "written"
 
 
 class Cached(int):
     """The cached tokens of one prompt; `misses` says why the others missed. SGLang's streams keep nothing but this."""
 
     misses: Mapping[str, int]
+    written: int
 
     def __bool__(self) -> bool:
         """SGLang's responses endpoint says nothing of a count that is false; a cold prompt has the most to say."""
@@ -66,32 +68,34 @@ def _explain_responses(serializers: dict[str, Any]) -> None:
     @wraps(serialize)
     def explained(self: Any, usage: Any, info: Any) -> Any:
         shown = serialize(self, usage, info)
-        if missed := getattr(getattr(usage, "prompt_tokens_details", None), "miss_tokens", None):
-            shown["input_tokens_details"]["miss_tokens"] = missed
+        details = getattr(usage, "prompt_tokens_details", None)
+        for name in ("miss_tokens", "cache_write_tokens"):
+            if (value := getattr(details, name, None)) is not None:
+                shown["input_tokens_details"][name] = value
         return shown
 
     found.func = explained
 
 
 def _explained(
-    build: Callable[..., None], counter: str, fields_of: Callable[[Mapping[str, int]], dict[str, Any]]
+    build: Callable[..., None], counter: str, fields_of: Callable[[Cached], dict[str, Any]]
 ) -> Callable[..., None]:
     """A constructor of details that SGLang calls with nothing but counts: take the misses that `counter` carries."""
 
     @wraps(build)
     def explained(self: Any, **fields: Any) -> None:
         count = fields.get(counter)
-        build(self, **fields, **(fields_of(count.misses) if isinstance(count, Cached) else {}))
+        build(self, **fields, **(fields_of(count) if isinstance(count, Cached) else {}))
 
     return explained
 
 
-def _nested(misses: Mapping[str, int]) -> dict[str, Any]:
-    return {"miss_tokens": dict(misses)}
+def _nested(count: Cached) -> dict[str, Any]:
+    return {"miss_tokens": dict(count.misses), "cache_write_tokens": count.written}
 
 
-def _flat(misses: Mapping[str, int]) -> dict[str, Any]:
-    return {PREFIX + reason: tokens for reason, tokens in misses.items()}
+def _flat(count: Cached) -> dict[str, Any]:
+    return {**{PREFIX + reason: tokens for reason, tokens in count.misses.items()}, WRITTEN: count.written}
 
 
 def explain(
@@ -100,7 +104,7 @@ def explain(
     """Add the misses of every prompt of `responses` to its usage; several choices share one prompt."""
     if not enable_cache_report:
         return usage
-    return _with(usage, [_misses(r["meta_info"].get("cached_tokens_details")) for r in responses[::n_choices]])
+    return _with(usage, [_carrying(0, r["meta_info"].get("cached_tokens_details")) for r in responses[::n_choices]])
 
 
 def carry(_: Any, output: Any) -> None:
@@ -115,7 +119,7 @@ def carry(_: Any, output: Any) -> None:
 def explain_stream(
     usage: Any,
     *_: Any,
-    cached_tokens: Mapping[int, int],
+    cached_tokens: Mapping[int, int | Cached],
     n_choices: int = 1,
     enable_cache_report: bool = False,
     **__: Any,
@@ -123,13 +127,33 @@ def explain_stream(
     """The same as `explain` for the usage at the end of a stream; choice i belongs to prompt i // `n_choices`."""
     if not enable_cache_report:
         return usage
-    firsts = [count for choice, count in cached_tokens.items() if choice % n_choices == 0]
-    return _with(usage, [count.misses for count in firsts if isinstance(count, Cached)])
+    firsts = [count for choice, count in cached_tokens.items() if choice % n_choices == 0 and isinstance(count, Cached)]
+    return _with(usage, firsts)
+
+
+def explain_chunk(details: Any, _: Any, content: dict[str, Any]) -> Any:
+    """The same for what a chunk in the middle of a stream says of its one prompt."""
+    count = content["meta_info"].get("cached_tokens")
+    if not isinstance(count, Cached):
+        return details
+    from sglang.srt.entrypoints.openai.protocol import PromptTokensDetails
+
+    return PromptTokensDetails(cached_tokens=int(count), **_nested(count))
+
+
+def anthropic(result: Any, usage: Any = None, **_: Any) -> Any:
+    """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt."""
+    written = getattr(getattr(usage, "prompt_tokens_details", None), "cache_write_tokens", None)
+    if written and result.input_tokens is not None:
+        result.cache_creation_input_tokens = min(written, result.input_tokens)
+        result.input_tokens -= result.cache_creation_input_tokens
+    return result
 
 
 def _carrying(count: int, details: Mapping[str, Any] | None) -> int:
     carrier = Cached(count)
     carrier.misses = _misses(details)
+    carrier.written = (details or {}).get(WRITTEN, 0)
     return carrier
 
 
@@ -137,14 +161,15 @@ def _misses(details: Mapping[str, Any] | None) -> dict[str, int]:
     return {key.removeprefix(PREFIX): n for key, n in (details or {}).items() if key.startswith(PREFIX)}
 
 
-def _with(usage: Any, misses: Sequence[Mapping[str, int]]) -> Any:
+def _with(usage: Any, counts: Sequence[Cached]) -> Any:
     missed: Counter[str] = Counter()
-    for each in misses:
-        missed.update(each)
+    for count in counts:
+        missed.update(count.misses)
     if missed:
         from sglang.srt.entrypoints.openai.protocol import PromptTokensDetails
 
         if usage.prompt_tokens_details is None:
             usage.prompt_tokens_details = PromptTokensDetails(cached_tokens=0)
         usage.prompt_tokens_details.miss_tokens = dict(missed)
+        usage.prompt_tokens_details.cache_write_tokens = sum(count.written for count in counts)
     return usage

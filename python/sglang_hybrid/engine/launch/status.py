@@ -13,7 +13,8 @@ ADVICE = {
     "kv_evicted": "more KV: --max-total-tokens, --mem-fraction-static (GPU), --hybrid-cpu-memory-gb (CPU)",
     "state_evicted": "more states: --max-mamba-cache-size, --mamba-full-memory-ratio, --hybrid-cpu-memory-gb (CPU)",
     "refused": "states ran out while it was computed: fewer --max-running-requests, or --max-mamba-cache-size",
-    "branch_pending": "declare where the shared prefix ends: cache_boundaries in requests, or --hybrid-seed-prefixes",
+    "branch_pending": "mark where the shared prefix ends: cache_control in chats, cache_boundaries elsewhere, "
+    "or --hybrid-seed-prefixes",
     "below_granularity": "ends of prompts, shorter than the checkpoint grid; nothing to do",
     "disabled": "the request asks for logprobs of its prompt; leave out logprob_start_len",
 }

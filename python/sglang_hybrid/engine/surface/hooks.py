@@ -18,6 +18,8 @@ _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
 _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
+_CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
+_ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 
 HOOKS: tuple[Hook, ...] = (
@@ -186,13 +188,17 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    Hook(_CHAT + "_apply_jinja_template", "AROUND", "frontend.endpoints:render", HTTP, required=False),
     Hook(
-        "srt.entrypoints.openai.serving_chat:OpenAIServingChat._apply_jinja_template",
+        "srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request",
         "AROUND",
-        "frontend.endpoints:render",
+        "frontend.chat:openai",
         HTTP,
         required=False,
     ),
+    Hook(_CHAT + "_process_messages", "AROUND", "frontend.chat:process", HTTP, required=False),
+    Hook(_ANTHROPIC + "AnthropicServing.handle_messages", "AROUND", "frontend.chat:anthropic", HTTP, required=False),
+    Hook(_ANTHROPIC + "_anthropic_usage_from_openai", "AFTER", "frontend.usage:anthropic", HTTP, required=False),
     Hook(
         "srt.entrypoints.openai.serving_tokenize:OpenAIServingDetokenize._convert_to_internal_request",
         "BEFORE",
@@ -202,7 +208,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_OLLAMA + "handle_chat", "BEFORE", "frontend.endpoints:require_messages", HTTP, required=False),
     Hook(
-        "srt.entrypoints.anthropic.serving:AnthropicServing.handle_count_tokens",
+        _ANTHROPIC + "AnthropicServing.handle_count_tokens",
         "AROUND",
         "frontend.endpoints:count_tokens",
         HTTP,
@@ -231,6 +237,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.sampling.sampling_params:get_max_seq_length", "AFTER", "frontend.stop_patterns:span", HTTP),
     Hook(_USAGE + "calculate_response_usage", "AFTER", "frontend.usage:explain", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._handle_batch_output", "BEFORE", "frontend.usage:carry", HTTP),
+    Hook(_CHAT + "_continuous_usage_cached_details", "AFTER", "frontend.usage:explain_chunk", HTTP, required=False),
     Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
 )

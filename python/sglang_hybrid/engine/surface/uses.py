@@ -155,6 +155,13 @@ USES: tuple[Use, ...] = (
         "cache.components",
         SCHEDULER,
     ),
+    Use("srt.entrypoints.anthropic.serving:AnthropicServing._error_response", PRIVATE, "frontend.chat", HTTP),
+    Use(
+        "srt.entrypoints.anthropic.serving:AnthropicServing._convert_to_chat_completion_request",
+        PRIVATE,
+        "frontend.chat",
+        HTTP,
+    ),
     Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.coordinator hicache.tier cache.victims", SCHEDULER),
     *(
         Use(f"{_CORE}.{name}", PRIVATE, "hicache.tier", SCHEDULER)

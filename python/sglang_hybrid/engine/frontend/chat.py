@@ -1,0 +1,177 @@
+"""Chat requests with cache breakpoints: every mark becomes a boundary at the token where its content ends.
+
+The prompt is rendered once more for each mark, by SGLang's own code, with something else behind the marked content
+(`breakpoints`); what both prompts begin with ends there. Requests without marks pass untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache import boundaries
+from sglang_hybrid.engine.frontend.breakpoints import BREAKPOINT, CONTROL, Path, marked, shared, tokens_before, variants
+
+logger = logging.getLogger(__name__)
+
+_WORDS = (CONTROL.encode(), BREAKPOINT.encode())
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A body with marks, and how SGLang makes a chat request of a body."""
+
+    body: dict[str, Any]
+    paths: list[Path]
+    convert: Callable[[dict[str, Any]], Any]
+
+
+_asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
+
+
+async def openai(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
+    """Around `/v1/chat/completions`, whose handler others of OpenAI's endpoints share."""
+    body = _body(raw_request) if hasattr(request, "messages") else None
+    try:
+        paths = marked(body)
+    except ConfigError as error:
+        return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
+    return await _with(body, paths, type(request).model_validate, original(serving, request, raw_request))
+
+
+async def anthropic(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
+    """Around `/v1/messages`."""
+    body, model = _body(raw_request), type(request)
+    try:
+        paths = marked(body, anthropic=True)
+    except ConfigError as error:
+        return serving._error_response(status_code=400, error_type="invalid_request_error", message=str(error))
+
+    def convert(body: dict[str, Any]) -> Any:
+        return serving._convert_to_chat_completion_request(model.model_validate(body))
+
+    return await _with(body, paths, convert, original(serving, request, raw_request))
+
+
+def _body(raw_request: Any) -> Any:
+    """The JSON of a request in which a mark may stand, None else; it was read already, so nothing is waited for."""
+    raw = getattr(raw_request, "_body", b"")
+    return json.loads(raw) if any(word in raw for word in _WORDS) else None
+
+
+async def _with(body: Any, paths: list[Path], convert: Callable[[dict[str, Any]], Any], answer: Any) -> Any:
+    if not paths:
+        return await answer
+    token = _asked.set(_Asked(body, paths, convert))
+    try:
+        return await answer
+    finally:
+        _asked.reset(token)
+
+
+def process(original: Callable[..., Any], serving: Any, request: Any, is_multimodal: bool) -> Any:
+    """Around SGLang's rendering of a chat request: marks become `cache_boundaries` of its `custom_params`."""
+    asked = _asked.get()
+    before = None if asked is None else request.model_copy()
+    result = original(serving, request, is_multimodal)
+    if asked is None or before is None:
+        return result
+    media = result.image_data or result.video_data or result.audio_data  # their tokens are not known yet
+    found = [] if media or request.input_ids is not None else _positions(asked, original, serving, before, result)
+    lost = len(asked.paths) - len(found)
+    params = dict(request.custom_params or {})
+    if found:
+        given = params.get(boundaries.KEY, [])
+        params[boundaries.KEY] = [*given, *found] if isinstance(given, list) else given
+    if lost:
+        logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
+        params[boundaries.LOST] = lost
+    request.custom_params = params
+    return result
+
+
+def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, request: Any, result: Any) -> list[int]:
+    """The position of every mark that the prompt of `result` has."""
+    tokenizer = serving.tokenizer_manager.tokenizer
+    ids = result.prompt_ids
+    if isinstance(ids, str):  # it is encoded later
+        ids = tokenizer.encode(ids)
+    if len(ids) > serving.tokenizer_manager.context_len:
+        return []  # it will be refused: no more work for it
+    real = _rendered(original, serving, request)
+    found = []
+    for path in asked.paths:
+        ends = []
+        for body in variants(asked.body, path):
+            try:
+                chat = asked.convert(body)
+                other = _rendered(
+                    original, serving, request.model_copy(update={"messages": chat.messages, "tools": chat.tools})
+                )
+            except Exception as error:  # no mark is worth a request
+                logger.debug("a cache breakpoint at %s cannot be placed: %s", path, error)
+                continue
+            if type(other.prompt) is type(real.prompt) and other.prompt != real.prompt:
+                ends.append(shared(real.prompt, other.prompt))
+        if not ends:
+            continue
+        at = min(ends)
+        if isinstance(real.prompt, str):
+            at = tokens_before(lambda text: tokenizer.encode(text, **real.options), ids, real.prompt, at)
+        if at > 0:
+            found.append(at)
+    return found
+
+
+class _Text:
+    """Stands for a tokenizer: a chat template's text is kept instead of being encoded, everything else is as it is."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.text: str | None = None
+        self.options: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._tokenizer.apply_chat_template(*args, **kwargs)
+        self.text = found if isinstance(found, str) else None
+        return found
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        if text is self.text:
+            self.options = options
+            return []
+        return list(self._tokenizer.encode(text, **options))
+
+
+class _Manager:
+    """Stands for SGLang's tokenizer manager, with another tokenizer."""
+
+    def __init__(self, manager: Any, tokenizer: _Text) -> None:
+        self._manager, self.tokenizer = manager, tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A prompt as text, with the options it is encoded with, or as tokens where SGLang has no text of it."""
+
+    prompt: str | list[int]
+    options: dict[str, Any]
+
+
+def _rendered(original: Callable[..., Any], serving: Any, request: Any) -> _Rendered:
+    view, text = copy.copy(serving), _Text(serving.tokenizer_manager.tokenizer)
+    view.tokenizer_manager = _Manager(serving.tokenizer_manager, text)
+    result = original(view, request.model_copy(), False)
+    return _Rendered(result.prompt_ids if text.text is None else text.text, text.options)

@@ -1,0 +1,127 @@
+"""Cache breakpoints as chat clients send them, against a server: what they make reusable, and what the answers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.prompts import GRID
+from tests.engine.support import Client
+
+pytestmark = pytest.mark.engine
+
+MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+DOCUMENT = "The old mill keeps its gate code. " * 12
+TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FLAGS: dict[str, tuple[str, ...]] = {
+    "extra_buffer": ("--enable-metrics",),
+    "no_buffer": ("--mamba-radix-cache-strategy", "no_buffer", "--enable-metrics"),
+}
+TOOL = {"description": "opens gates " * 10, "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def client(
+    serve: Callable[..., Client], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Client:
+    template: Path = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    return serve("gdn", *FLAGS[request.param], "--chat-template", str(template))
+
+
+def chat(client: Client, document: str, question: str, mark: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The usage of a request whose one message has a document and a question."""
+    parts = [{"type": "text", "text": document, **mark}, {"type": "text", "text": question}]
+    body = {"model": "m", "messages": [{"role": "user", "content": parts}], "max_tokens": 4, **more}
+    text = client.post("/v1/chat/completions", body)
+    usage: dict[str, Any] = text["usage"] if isinstance(text, dict) else last_usage(text)
+    details = usage["prompt_tokens_details"]
+    assert 0 <= details["cache_write_tokens"] <= usage["prompt_tokens"] - details["cached_tokens"]
+    return usage
+
+
+def last_usage(stream: str) -> Any:
+    chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    return next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+
+
+@pytest.mark.parametrize("mark", [MARK, {"prompt_cache_breakpoint": {"mode": "explicit"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_marked_document_is_served_from_its_second_request_on(
+    client: Client, mark: dict[str, Any], stream: bool
+) -> None:
+    more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    document = f"{stream} {list(mark)} {DOCUMENT}"
+    first = chat(client, document, "Which gate is it? " * 8, mark, **more)
+    second = chat(client, document, "And whose mill? " * 8, mark, **more)
+    reached = second["prompt_tokens_details"]["cached_tokens"]
+    assert first["prompt_tokens_details"]["cached_tokens"] < GRID
+    assert first["prompt_tokens_details"]["cache_write_tokens"] >= reached >= len(document) - GRID
+    without = [chat(client, "other " + document, question, {}, **more) for question in ("a" * 99, "b" * 99)]
+    assert without[1]["prompt_tokens_details"]["cached_tokens"] < GRID
+
+
+def messages(client: Client, question: str, stream: bool = False, **more: Any) -> dict[str, Any]:
+    """The usage that Anthropic's endpoint reports of an agent's request: tools, system, a question."""
+    system = [{"type": "text", "text": "You open gates. " * 10}]
+    body = {"model": "m", "max_tokens": 4, "system": system, "messages": [{"role": "user", "content": question}]}
+    body |= {"tools": [{"name": name, **TOOL} for name in ("gate", "door")], "stream": stream, **more}
+    answer = client.post("/v1/messages", body)
+    if isinstance(answer, dict):
+        usage: dict[str, Any] = answer["usage"]
+        return usage
+    events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    start, end = (next(e for e in events if e["type"] == kind) for kind in ("message_start", "message_delta"))
+    return {**start["message"]["usage"], **end["usage"]}
+
+
+def whole(usage: dict[str, Any]) -> int:
+    """The prompt, as Anthropic's counts of what was read, written and neither add up."""
+    kinds = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return sum(int(usage.get(kind, 0)) for kind in kinds)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_that_marks_its_tools_and_system(client: Client, stream: bool) -> None:
+    tools = [{"name": name, **TOOL} for name in (f"gate{stream}", "door")]
+    tools[1] |= MARK
+    system = [{"type": "text", "text": "You open gates. " * 20, **MARK}]
+    one, two = (
+        messages(client, each, stream, tools=tools, system=system) for each in ("open it", "who is there, and why?")
+    )
+    assert one["cache_creation_input_tokens"] >= two["cache_read_input_tokens"] > 500
+    assert one.get("cache_read_input_tokens", 0) < GRID
+    other = messages(client, "shut it", stream, tools=tools, system="You shut gates.")
+    assert other["cache_read_input_tokens"] > 300
+    asked = {"model": "m", "system": system, "tools": tools, "messages": [{"role": "user", "content": "open it"}]}
+    assert whole(one) == client.post("/v1/messages/count_tokens", asked)["input_tokens"]
+
+
+def test_marks_that_are_none_are_refused_in_the_words_of_their_endpoint(client: Client) -> None:
+    part = {"type": "text", "text": "a", "cache_control": {"type": "forever"}}
+    body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [part]}]}
+    for path, kind in (("/v1/messages", "invalid_request_error"), ("/v1/chat/completions", "BadRequest")):
+        for stream in (False, True):
+            status, text = client.answer(path, {**body, "stream": stream})
+            said = json.loads(text)
+            said = said.get("error", said)
+            assert (status, said["type"]) == (400, kind)
+            assert said["message"] == "messages.0.content.0.cache_control.type is 'ephemeral': 'forever'"
+
+
+def test_a_mark_without_a_place_in_the_prompt_is_counted(client: Client) -> None:
+    part = {"type": "text", "text": "never rendered, for the prompt is given", **MARK}
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}], "input_ids": [5, 6, 7], "max_tokens": 2}
+    assert client.post("/v1/chat/completions", body)["usage"]["prompt_tokens"] == 3
+    lines = client.get("/metrics").splitlines()
+    (counted,) = [line for line in lines if "mamba_cache_events_total{" in line and 'event="breakpoints_lost"' in line]
+    assert float(counted.split()[-1]) == 1.0

@@ -1,0 +1,267 @@
+"""Cache breakpoints of chat clients: which marks a body has, and at which token each becomes a boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache.boundaries import KEY, LOST
+from sglang_hybrid.engine.frontend import chat
+from sglang_hybrid.engine.frontend.breakpoints import marked, shared, tokens_before
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+TEXT = "the old mill keeps its gate code, and Mira's brother (the baker) asks: which day? 4821!"
+WORDS = [*TEXT.split(), "\n\n"]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"{name} a thing", "parameters": {"type": "object"}}}
+    for name in ("open", "shut", "ask")
+]
+QWEN = (
+    "{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}"
+    "{% endif %}# Tools\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n"
+    "{% endif %}"
+    "{% for m in messages %}{% if not (tools and loop.first and m.role == 'system') %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}\n{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STRIPS = (
+    "{% for m in messages %}{% if m.role != 'tool' %}[{{ m.role | upper }}] "
+    "{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for p in m.content %}{{ p.text | trim }}{% endfor %}{% endif %} [/]\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[ASSISTANT]{% endif %}"
+)
+
+
+def tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of real merges, which join spaces, words and line breaks."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices(WORDS, k=400)) + QWEN for _ in range(20)]
+    special = ["<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+    fast.chat_template = template
+    return fast
+
+
+class Serving:
+    """SGLang's chat serving, as far as rendering goes: texts are rendered, then encoded."""
+
+    supports_inline_system = False
+
+    def __init__(self, template: str, has_text: bool = True) -> None:
+        self.tokenizer_manager = SimpleNamespace(tokenizer=tokenizer(template), context_len=4096)
+        self.has_text = has_text
+
+    def process(self, request: Any, is_multimodal: bool) -> SimpleNamespace:
+        messages = [message.model_dump() for message in request.messages]
+        tools = [tool.model_dump() for tool in request.tools or []]
+        used = self.tokenizer_manager.tokenizer
+        text = used.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        ids = used.encode(text if self.has_text else bytes(text, "utf8").decode(), add_special_tokens=False)
+        return SimpleNamespace(prompt_ids=ids, image_data=None, video_data=None, audio_data=None)
+
+    def create_error_response(self, message: str, **_: Any) -> str:
+        return message
+
+
+def ask(serving: Serving, body: dict[str, Any], anthropic: bool = False) -> tuple[dict[str, Any], list[int]]:
+    """The `custom_params` that a request of `body` gets, and its prompt."""
+    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    kept: list[Any] = []
+
+    def answer(request: Any) -> None:
+        result = chat.process(Serving.process, serving, request, False)
+        kept.append((request.custom_params, result.prompt_ids))
+
+    async def chats(_: Serving, request: Any, __: Any) -> None:
+        answer(request)
+
+    async def messages(serving: Any, request: Any, _: Any) -> None:
+        answer(serving._convert_to_chat_completion_request(request))
+
+    raw = SimpleNamespace(_body=json.dumps(body).encode())
+    if anthropic:
+        facade = AnthropicServing(serving)
+        refused = asyncio.run(chat.anthropic(messages, facade, AnthropicMessagesRequest.model_validate(body), raw))
+    else:
+        refused = asyncio.run(chat.openai(chats, serving, ChatCompletionRequest.model_validate(body), raw))
+    assert refused is None, refused
+    return kept[0]
+
+
+def whole_tokens(serving: Serving, ids: list[int], content: str) -> range:
+    """How many whole tokens of the prompt end before or with `content` in it, counted token by token.
+
+    Where the white space at its end belongs is up to tokenizer and template.
+    """
+    used = serving.tokenizer_manager.tokenizer
+    text = used.decode(ids)
+    end = text.index(content.rstrip()) + len(content.rstrip())
+    space = len(text[end:]) - len(text[end:].lstrip())
+    lengths = [len(used.decode(ids[:count])) for count in range(len(ids) + 1)]
+    return range(sum(each <= end for each in lengths) - 1, sum(each <= end + space for each in lengths))
+
+
+def some(rng: random.Random, name: str) -> str:
+    """A text that stands once in a prompt, and ends in a word, a sign, a space or line breaks."""
+    return (
+        name + " " + " ".join(rng.choices(WORDS, k=rng.randint(1, 40))) + rng.choice(["", ".", " ", "\n\n", ")\n", "9"])
+    )
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+@pytest.mark.parametrize("template", [QWEN, STRIPS])
+@pytest.mark.parametrize("anthropic", [False, True])
+def test_a_mark_becomes_the_token_where_its_content_ends(template: str, anthropic: bool, has_text: bool) -> None:
+    serving = Serving(template, has_text)
+    for seed in range(25):
+        rng = random.Random(seed)
+        texts = [some(rng, f"number{n}") for n in range(5)]
+        parts = [{"type": "text", "text": text} for text in texts]
+        chosen = sorted(rng.sample(range(4), 2))
+        for n in chosen:
+            parts[n].update(MARK)
+        body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": parts[1:3]}]}
+        body["messages"] += [{"role": "assistant", "content": [parts[3]]}, {"role": "user", "content": texts[4]}]
+        if anthropic:
+            body["system"] = [parts[0]]
+        else:
+            body["messages"].insert(0, {"role": "system", "content": [parts[0]]})
+        params, ids = ask(serving, body, anthropic)
+        assert LOST not in params
+        for n, at in zip(chosen, params[KEY], strict=True):
+            assert at in whole_tokens(serving, ids, texts[n]), (seed, texts[n])
+
+
+def test_tools_end_where_another_tool_could_follow() -> None:
+    serving = Serving(QWEN)
+    for at in range(3):
+        tools = [{**tool, **MARK} if n == at else tool for n, tool in enumerate(TOOLS)]
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "tools": tools}
+        params, ids = ask(serving, body)
+        text = serving.tokenizer_manager.tokenizer.decode(ids[: params[KEY][0]])
+        assert (text.count('"name": '), text.rstrip()[-1]) == (at + 1, "}")
+
+
+def test_calls_and_results_of_tools_and_the_whole_request() -> None:
+    serving = Serving(QWEN)
+    call = {"type": "tool_use", "id": "a", "name": "open", "input": {"gate": 3}, **MARK}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "it is open", **MARK}]}
+    body: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 5,
+        "tools": [{"name": "open", "input_schema": {"type": "object"}, **MARK}],
+        "messages": [
+            {"role": "user", "content": "open the gate"},
+            {"role": "assistant", "content": [{"type": "text", "text": "well"}, call]},
+            {"role": "user", "content": [result]},
+        ],
+    }
+    params, ids = ask(serving, body, anthropic=True)
+    ends = [serving.tokenizer_manager.tokenizer.decode(ids[:at]) for at in params[KEY]]
+    assert ends[0].rstrip().endswith("}")
+    assert "gate" in ends[1].rpartition("arguments")[2]
+    assert ends[2].endswith("it is open")
+    del result["content"][0]["cache_control"], call["cache_control"]
+    params, ids = ask(serving, {**body, **MARK}, anthropic=True)
+    assert serving.tokenizer_manager.tokenizer.decode(ids[: params[KEY][-1]]).endswith("it is open")
+
+
+def test_what_the_template_swallows_is_reported_not_guessed() -> None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+    body["messages"].append({"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x", **MARK}]})
+    assert ask(Serving(STRIPS), body)[0] == {LOST: 1}
+    assert ask(Serving(STRIPS), {**body, "tools": [{**TOOLS[0], **MARK}]})[0] == {LOST: 2}
+    assert ask(Serving(QWEN), {**body, "input_ids": [5, 6, 7]})[0] == {LOST: 1}
+
+
+def test_a_prompt_beyond_the_context_is_rendered_once() -> None:
+    serving, part = Serving(QWEN), {"type": "text", "text": "why", **MARK}
+    rendered = []
+    process = serving.tokenizer_manager.tokenizer.apply_chat_template
+
+    def count(*args: Any, **options: Any) -> Any:
+        rendered.append(args)
+        return process(*args, **options)
+
+    serving.tokenizer_manager.tokenizer.apply_chat_template = count
+    serving.tokenizer_manager.context_len = 3
+    assert ask(serving, {"model": "m", "messages": [{"role": "user", "content": [part]}]})[0] == {LOST: 1}
+    assert len(rendered) == 1
+
+
+def test_own_boundaries_stay_and_a_request_without_marks_is_untouched() -> None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    assert ask(Serving(QWEN), body)[0] is None
+    body["messages"][0]["content"][0]["prompt_cache_breakpoint"] = {"mode": "explicit"}
+    params, ids = ask(Serving(QWEN), {**body, "custom_params": {KEY: [1], "other": 2}})
+    (end,) = whole_tokens(Serving(QWEN), ids, "hi")
+    assert params == {KEY: [1, end], "other": 2}
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no object": ({"cache_control": "yes"}, "messages.0.content.0.cache_control is an object: 'yes'"),
+    "no type": ({"cache_control": {}}, "cache_control.type is 'ephemeral': None"),
+    "unknown type": ({"cache_control": {"type": "pinned"}}, "cache_control.type is 'ephemeral': 'pinned'"),
+    "unknown ttl": ({"cache_control": {"type": "ephemeral", "ttl": "7d"}}, "cache_control.ttl is '5m' or '1h': '7d'"),
+    "a number": ({"cache_control": {"type": "ephemeral", "ttl": 300}}, "cache_control.ttl is '5m' or '1h': 300"),
+    "unhashable": ({"cache_control": {"type": ["ephemeral"]}}, r"cache_control.type is 'ephemeral': \['ephemeral'\]"),
+    "unknown mode": ({"prompt_cache_breakpoint": {"mode": "x"}}, "prompt_cache_breakpoint.mode is 'explicit': 'x'"),
+    "empty": ({"text": "", **MARK}, "messages.0.content.0: empty content cannot be marked"),
+    "thinking": ({"type": "thinking", "thinking": "hm", **MARK}, "thinking cannot be marked"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_mark_that_is_none_is_refused_by_name(what: str) -> None:
+    more, says = BAD[what]
+    with pytest.raises(ConfigError, match=says):
+        marked({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **more}]}]})
+
+
+def test_too_many_marks_are_refused() -> None:
+    def body(count: int) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **MARK}] * count}]}
+
+    assert len(marked(body(32))) == 32
+    assert len(marked(body(4), anthropic=True)) == 4
+    with pytest.raises(ConfigError, match="at most 32 cache breakpoints: 33"):
+        marked(body(33))
+    with pytest.raises(ConfigError, match="at most 4 cache breakpoints: 5"):
+        marked(body(5), anthropic=True)
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], "a", {"messages": 3}, {"messages": [None, 4, {"content": {}}]}, {"tools": {}}]
+)
+def test_bodies_of_other_shapes_have_no_marks(body: Any) -> None:
+    assert marked(body) == []
+
+
+def test_shared_beginnings_and_whole_tokens() -> None:
+    assert [shared(a, b) for a, b in (("", "a"), ("abc", "abd"), ("abc", "abc"), ("abc", "abcd"))] == [0, 2, 3, 3]
+    encode: Callable[[str], list[int]] = lambda text: [len(word) for word in text.split("|")]  # noqa: E731
+    text = "a|bb|ccc|dddd|eeeee"
+    assert [tokens_before(encode, encode(text), text, end) for end in (1, 4, 8, 13, 19)] == [1, 2, 3, 4, 5]
