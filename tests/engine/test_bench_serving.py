@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.support import PATIENCE_S, Client
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai-chat"])

@@ -23,7 +23,7 @@ from tests.engine.prompts import words
 from tests.engine.smaps import unforked_bytes
 from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 FLAGS = (
     "--hybrid-memory", "elastic", "--chunked-prefill-size", "512", "--max-running-requests", "6", "--enable-metrics",

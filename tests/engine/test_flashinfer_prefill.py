@@ -13,7 +13,7 @@ from sglang_hybrid.demo.server import Server
 from tests.engine.prompts import prompts, words
 from tests.engine.support import PATIENCE_S, Client, Reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 STAND_IN = Path(__file__).parent / "flashinfer"
 CHUNK = ("--chunked-prefill-size", "512")  # a pass has several checkpoints

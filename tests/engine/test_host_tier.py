@@ -21,7 +21,7 @@ from tests.engine.test_cache_tree import sequences
 from tests.engine.test_hybrid_cache import ask, cached, misses
 from tests.engine.tree import scores
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning:sglang")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])

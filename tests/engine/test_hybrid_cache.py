@@ -17,7 +17,7 @@ from sglang_hybrid.prefix.request_log import replay
 from tests.engine.prompts import CHUNK, GRID, OVERLAP, STRATEGIES, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from sglang_hybrid.prefix.request_log import replay
 from tests.engine.prompts import CHUNK, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 TRACK = 64  # tokens of an answer between two states: answers here pass several
 BOTH = ("--chunked-prefill-size", str(CHUNK), "--mamba-track-interval", str(TRACK))

@@ -17,7 +17,7 @@ import pytest
 from sglang_hybrid.demo.server import Server, ServerDied
 from tests.engine.support import PATIENCE_S, Client, Reference, eventually
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def children(server: Server) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ import pytest
 from tests.engine.prompts import words
 from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SLOTS = ("--max-mamba-cache-size", "32", "--max-running-requests", "8")
 SMALL = (*SLOTS, "--max-total-tokens", "6000", "--chunked-prefill-size", "512", "--enable-metrics")

@@ -17,7 +17,7 @@ from tests.engine.prompts import STRATEGIES, prompts, words
 from tests.engine.support import Client, Prompt, eventually
 from tests.engine.test_hybrid_cache import ask, cached, deepest, misses
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 GIVEN_UP = {"kv_evicted", "state_evicted", "refused"}
 

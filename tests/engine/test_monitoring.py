@@ -15,7 +15,7 @@ from sglang_hybrid.demo.server import Server
 from sglang_hybrid.engine.series import SERIES
 from tests.engine.support import PATIENCE_S, Client, eventually
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 INSTALLED = shutil.which("prometheus") is not None
 

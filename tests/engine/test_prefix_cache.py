@@ -15,6 +15,7 @@ pytestmark = pytest.mark.engine
 OFF = ("--disable-radix-cache",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("preset", ["gdn", "mamba2"])
 def test_tokens_equal_transformers(
@@ -41,6 +42,7 @@ def test_tokens_equal_cache_off(serve: Callable[..., Client], references: Callab
             reference.assert_same(prompt, one, other, f"{at_once} at once,")
 
 
+@pytest.mark.slow
 def test_an_identical_prompt_is_served_from_cache(
     serve: Callable[..., Client], references: Callable[[str], Reference]
 ) -> None:
@@ -51,6 +53,7 @@ def test_an_identical_prompt_is_served_from_cache(
     references("gdn").assert_same(prompt, first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], strategy: str) -> None:
     client, rng = serve("gdn", *STRATEGIES[strategy]), random.Random(4)
@@ -67,6 +70,7 @@ def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], 
         history = history + answer + words(rng, 30)
 
 
+@pytest.mark.slow
 def test_windows_are_all_the_state_that_a_second_turn_needs(
     serve: Callable[..., Client], references: Callable[[str], Reference]
 ) -> None:
@@ -84,6 +88,7 @@ def test_windows_are_all_the_state_that_a_second_turn_needs(
         reference.assert_greedy(fork, client.generate(fork)[0])
 
 
+@pytest.mark.slow
 def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
     """Stock policy: the second prompt resumes from the last prefill chunk before the branch, the third from the branch
     itself, which was checkpointed when it was seen for the second time."""
@@ -98,6 +103,7 @@ def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Ca
     assert hits == [0, 448 // CHUNK * CHUNK, 448]
 
 
+@pytest.mark.slow
 def test_aborts_in_mid_prefill_leave_no_trace(
     serve: Callable[..., Client], references: Callable[[str], Reference]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.engine.prompts import STRATEGIES, words
 from tests.engine.support import Client, Prompt, Reference
 from tests.engine.test_hybrid_cache import cached, deepest, misses
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SESSIONS = ("--enable-session-radix-cache", "--enable-streaming-session", "--max-total-tokens", "4000")
 

@@ -12,7 +12,7 @@ from sglang_hybrid.sim.live import simulate
 from tests.engine.prompts import words
 from tests.engine.support import Client
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SMALL = ("--max-mamba-cache-size", "24", "--max-total-tokens", "3072", "--chunked-prefill-size", "256")
 SERVERS = {

@@ -19,7 +19,7 @@ from tests.engine import tree  # noqa: F401 - puts the CPU platform in place bef
 from tests.engine.prompts import FIRST, GRID, LAST, STRATEGIES, words
 from tests.engine.support import Client
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 WORDS = {word: number for number, word in enumerate(("hi", "this", "here", "that"), FIRST)}
 

@@ -7,17 +7,20 @@ import pytest
 from tests.simulation.process import ROWS, SMALL, Models, simulate
 
 ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--chunked-prefill-size", "256")
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("preset", "seed", "flags"),
     [
         ("gdn", 11, SMALL),
-        ("gdn", 12, (*SMALL, "--page-size", "64", "--hybrid-policy", "marconi-online")),
-        ("gdn", 13, (*SMALL, "--mamba-radix-cache-strategy", "no_buffer", "--enable-priority-scheduling")),
-        ("gdn", 14, (*SMALL, "--schedule-policy", "lpm", "--hybrid-policy", "lru")),
-        ("gdn", 15, ELASTIC),
-        ("mamba2", 16, SMALL),
+        pytest.param("gdn", 12, (*SMALL, "--page-size", "64", "--hybrid-policy", "marconi-online"), marks=SLOW),
+        pytest.param(
+            "gdn", 13, (*SMALL, "--mamba-radix-cache-strategy", "no_buffer", "--enable-priority-scheduling"), marks=SLOW
+        ),
+        pytest.param("gdn", 14, (*SMALL, "--schedule-policy", "lpm", "--hybrid-policy", "lru"), marks=SLOW),
+        pytest.param("gdn", 15, ELASTIC, marks=SLOW),
+        pytest.param("mamba2", 16, SMALL, marks=SLOW),
     ],
 )
 def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, flags: tuple[str, ...]) -> None:
@@ -26,6 +29,7 @@ def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, fla
     assert result["counts"]["states_evicted"] > 0
 
 
+@SLOW
 @pytest.mark.parametrize(("seed", "strategy"), [(17, "extra_buffer"), (18, "no_buffer")])
 def test_flashinfer_gives_back_states_behind_every_64_tokens(models: Models, seed: int, strategy: str) -> None:
     flags = (*SMALL, "--mamba-radix-cache-strategy", strategy, *ROWS)

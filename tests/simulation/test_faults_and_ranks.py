@@ -6,6 +6,8 @@ import pytest
 
 from tests.simulation.process import ROWS, SMALL, Models, run, simulate
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_ranks_run_the_same_batches(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache.boundaries import KEY, LOST
 from sglang_hybrid.engine.frontend import chat
-from sglang_hybrid.engine.frontend.breakpoints import marked, shared, tokens_before
+from sglang_hybrid.engine.frontend.breakpoints import marked, shared, tokens_before, variants
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 TEXT = "the old mill keeps its gate code, and Mira's brother (the baker) asks: which day? 4821!"
@@ -265,3 +267,30 @@ def test_shared_beginnings_and_whole_tokens() -> None:
     encode: Callable[[str], list[int]] = lambda text: [len(word) for word in text.split("|")]  # noqa: E731
     text = "a|bb|ccc|dddd|eeeee"
     assert [tokens_before(encode, encode(text), text, end) for end in (1, 4, 8, 13, 19)] == [1, 2, 3, 4, 5]
+
+
+KEYS = st.sampled_from(
+    ("messages", "tools", "system", "content", "text", "type", "input", "function", "cache_control", "mode", "name")
+)
+LEAVES = st.none() | st.integers(0, 2) | st.sampled_from(("", "a", "ephemeral", "text", "tool_result", "thinking"))
+BODIES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | inner.map(lambda i: {**MARK, "text": i})
+    ),
+    max_leaves=30,
+)
+
+
+@given(st.dictionaries(st.sampled_from(("messages", "tools", "system", "cache_control")), BODIES))
+def test_whatever_a_body_holds_it_has_marks_or_is_refused(body: dict[str, Any]) -> None:
+    before = json.dumps(body)
+    try:
+        paths = marked(body)
+    except ConfigError:
+        return
+    for path in paths:
+        assert all(variant != body for variant in variants(body, path))
+    assert json.dumps(body) == before

@@ -1,0 +1,146 @@
+"""Documents that chat clients mark with `cache_control`, asked about several times: ours beside stock SGLang.
+
+    python -m benchmarks.serving.marks [--documents 24] [--questions 4] [--seed 1]
+
+Each request is a chat of one message: a document, then a question of its own, through `/v1/chat/completions`. The
+documents take turns in random order, so that one comes back after many others; pools hold about two thirds of them.
+`marked` sends the mark, the others do not. `roomy` is `marked` with pools that hold everything: what no eviction can
+reach. The bound of the hit rate is what is left if every document were computed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import provenance
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client
+from sglang_hybrid.demo import model
+from sglang_hybrid.demo.server import LAUNCHER, Server
+
+DOCUMENT, QUESTION, ANSWER = 1500, 150, 4
+"""Characters, each of them a token, and tokens of an answer."""
+
+RUNNING, ROOMY = 4, 512
+WORDS = ("gate", "mill", "code", "baker", "brother", "key", "market", "river", "tower", "ship", "price", "keeper")
+
+
+def sizes(documents: int, roomy: bool = False) -> list[str]:
+    """States for two thirds of the documents beside those of running requests, KV to match."""
+    states = ROOMY if roomy else 5 * RUNNING + 2 * documents // 3
+    tokens = ROOMY * 512 if roomy else documents * (DOCUMENT + QUESTION) * 2 // 3 + RUNNING * 4096
+    return [
+        "--max-mamba-cache-size",
+        str(states),
+        "--max-total-tokens",
+        str(tokens),
+        "--max-running-requests",
+        str(RUNNING),
+    ]
+
+
+def text(rng: random.Random, characters: int) -> str:
+    made = ""
+    while len(made) < characters:
+        made += rng.choice(WORDS) + " "
+    return made[:characters]
+
+
+def requests(documents: int, questions: int, seed: int) -> list[tuple[int, str, str]]:
+    """The number of a document, the document and a question, in the order in which they are asked."""
+    rng = random.Random(seed)
+    texts = [text(rng, DOCUMENT) for _ in range(documents)]
+    order = [number for _ in range(questions) for number in rng.sample(range(documents), documents)]
+    return [(number, texts[number], text(rng, QUESTION)) for number in order]
+
+
+def ask(server: Server, document: str, question: str, mark: bool) -> tuple[float, int, int]:
+    """Seconds to the first token, tokens of the prompt and cached ones."""
+    first: dict[str, Any] = {"type": "text", "text": document}
+    if mark:
+        first["cache_control"] = {"type": "ephemeral"}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": [first, {"type": "text", "text": question}]}],
+        "max_tokens": ANSWER,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    start, at, usage = time.perf_counter(), 0.0, {}
+    with urllib.request.urlopen(request, timeout=300) as stream:
+        for line in stream:
+            if line.startswith(b"data: {"):
+                at = at or time.perf_counter() - start
+                usage = json.loads(line[6:]).get("usage") or usage
+    return at, usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def measure(server: Server, asked: list[tuple[int, str, str]], mark: bool) -> dict[str, Any]:
+    Client(server).flush()
+    seen: dict[int, int] = {}
+    rows = []
+    for number, document, question in asked:
+        seen[number] = seen.get(number, 0) + 1
+        rows.append((seen[number], *ask(server, document, question, mark)))
+    row: dict[str, Any] = {"hit_rate": round(sum(cached for *_, cached in rows) / sum(n for _, _, n, _ in rows), 4)}
+    for nth in sorted(set(seen.values()) | {2, 3}):
+        of = [(cached, prompt) for at, _, prompt, cached in rows if at == nth]
+        row[f"hit_rate_of_request_{nth}"] = round(sum(c for c, _ in of) / max(1, sum(p for _, p in of)), 4)
+    times = sorted(1000 * seconds for at, seconds, *_ in rows if at > 1)
+    row["ttft_p50_ms"] = round(statistics.median(times), 1)
+    row["ttft_p95_ms"] = round(times[int(0.95 * len(times))], 1)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--questions", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    head = provenance.head("sglang", "torch")
+    asked = requests(given.documents, given.questions, given.seed)
+    scarce, roomy = sizes(given.documents), sizes(given.documents, roomy=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = model.build(Path("models") / "demo-gdn", "gdn").resolve()
+        stock = [*STOCK, "--mamba-radix-cache-strategy", "extra_buffer", *scarce]
+        commands = {"stock": ("sglang.launch_server", stock), "ours": (LAUNCHER, scarce), "roomy": (LAUNCHER, roomy)}
+        servers = {}
+        for name, (launcher, flags) in commands.items():
+            log = Path(scratch) / f"{name}.log"
+            servers[name] = stack.enter_context(
+                Server(folder, flags, log=log, environment=ENVIRONMENT, launcher=launcher)
+            )
+            servers[name].wait_ready()
+        for server in servers.values():  # what is done once is done before anything is timed
+            measure(server, requests(4, 2, 99), mark=True)
+        for name, server, mark in (
+            ("stock", servers["stock"], True),
+            ("ours, unmarked", servers["ours"], False),
+            ("ours, marked", servers["ours"], True),
+            ("ours, marked, roomy", servers["roomy"], True),
+        ):
+            rows.append({"server": name, **measure(server, asked, mark)})
+            print(rows[-1], flush=True)
+    whole = DOCUMENT + QUESTION
+    bound = DOCUMENT * (given.questions - 1) / (whole * given.questions)
+    shape = {**vars(given), "document_tokens": DOCUMENT, "question_tokens": QUESTION, "flags": scarce}
+    print(provenance.write("serving", "marks-gdn", {**head, **shape, "bound_hit_rate": round(bound, 4), "rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
