@@ -70,6 +70,23 @@ def test_a_marked_document_is_served_from_its_second_request_on(
     assert without[1]["prompt_tokens_details"]["cached_tokens"] < GRID
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_document_marked_on_the_responses_endpoint(client: Client, stream: bool) -> None:
+    def ask(question: str) -> Any:
+        parts = [{"type": "input_text", "text": f"responses {stream} {DOCUMENT}", **MARK}]
+        parts += [{"type": "input_text", "text": question}]
+        body = {"model": "m", "input": [{"role": "user", "content": parts}], "max_output_tokens": 8, "stream": stream}
+        answer = client.post("/v1/responses", body)
+        if isinstance(answer, str):
+            events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+            answer = next(event["response"] for event in events if event["type"] == "response.completed")
+        return answer["usage"]["input_tokens_details"]
+
+    first, second = ask("Which gate is it? " * 8), ask("And whose mill? " * 8)
+    assert first["cached_tokens"] < GRID
+    assert first["cache_write_tokens"] >= second["cached_tokens"] >= len(DOCUMENT) - GRID
+
+
 def messages(client: Client, question: str, stream: bool = False, **more: Any) -> dict[str, Any]:
     """The usage that Anthropic's endpoint reports of an agent's request: tools, system, a question."""
     system = [{"type": "text", "text": "You open gates. " * 10}]
@@ -109,13 +126,20 @@ def test_an_agent_that_marks_its_tools_and_system(client: Client, stream: bool) 
 def test_marks_that_are_none_are_refused_in_the_words_of_their_endpoint(client: Client) -> None:
     part = {"type": "text", "text": "a", "cache_control": {"type": "forever"}}
     body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [part]}]}
-    for path, kind in (("/v1/messages", "invalid_request_error"), ("/v1/chat/completions", "BadRequest")):
+    paths = {
+        "/v1/messages": "invalid_request_error",
+        "/v1/chat/completions": "BadRequest",
+        "/v1/responses": "BadRequest",
+    }
+    for path, kind in paths.items():
+        if path == "/v1/responses":
+            body["input"] = body.pop("messages")
         for stream in (False, True):
             status, text = client.answer(path, {**body, "stream": stream})
             said = json.loads(text)
             said = said.get("error", said)
             assert (status, said["type"]) == (400, kind)
-            assert said["message"] == "messages.0.content.0.cache_control.type is 'ephemeral': 'forever'"
+            assert said["message"].endswith(".0.content.0.cache_control.type is 'ephemeral': 'forever'")
 
 
 def test_a_mark_without_a_place_in_the_prompt_is_counted(client: Client) -> None:

@@ -191,6 +191,18 @@ def test_calls_and_results_of_tools_and_the_whole_request() -> None:
     assert serving.tokenizer_manager.tokenizer.decode(ids[: params[KEY][-1]]).endswith("it is open")
 
 
+def test_a_message_that_only_calls_a_tool() -> None:
+    serving = Serving(QWEN)
+    call = {"id": "a", "type": "function", "function": {"name": "open", "arguments": '{"gate": 4821}'}}
+    marked_call = {"role": "assistant", "content": "", "tool_calls": [call], **MARK}
+    result = {"role": "tool", "tool_call_id": "a", "content": "it is open"}
+    params, ids = ask(serving, {"model": "m", "messages": [{"role": "user", "content": "open"}, marked_call, result]})
+    assert "4821" in serving.tokenizer_manager.tokenizer.decode(ids[: params[KEY][0]])
+    call["function"] = {"name": "open", "arguments": "no json"}
+    params, _ = ask(serving, {"model": "m", "messages": [{"role": "user", "content": "open"}, marked_call, result]})
+    assert params == {LOST: 1}
+
+
 def test_what_the_template_swallows_is_reported_not_guessed() -> None:
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
     body["messages"].append({"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x", **MARK}]})

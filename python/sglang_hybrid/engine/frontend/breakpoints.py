@@ -10,6 +10,7 @@ content does, whatever template renders them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from sglang_hybrid.prefix.admission import MOST_POSITIONS
 CONTROL, BREAKPOINT = "cache_control", "prompt_cache_breakpoint"
 ANTHROPIC_MOST = 4
 LIFETIMES = ("5m", "1h")
+
+_CONVERSATIONS = ("messages", "input")  # of a chat, of `/v1/responses`
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a marked piece of a body."""
@@ -38,7 +41,7 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
     found = []
     for path, piece in _pieces(body):
         if _mark(path, piece):
-            if (isinstance(piece.get("text"), str) and not piece["text"]) or piece.get("content") == "":
+            if piece.get("text") == "" or (piece.get("content") == "" and not piece.get("tool_calls")):
                 raise ConfigError(f"{_dotted(path)}: empty content cannot be marked; mark the piece before it")
             if str(piece.get("type", "")).endswith("thinking"):
                 raise ConfigError(f"{_dotted(path)}: thinking cannot be marked; mark the piece behind it")
@@ -65,12 +68,12 @@ def variants(body: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 def _pieces(body: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every part of a body that can be marked."""
-    for key in ("tools", "system", "messages"):
+    for key in ("tools", "system", *_CONVERSATIONS):
         for at, piece in _dicts(body.get(key)):
             nested = piece.get("function") if key == "tools" else None
             if isinstance(nested, dict) and nested.get(CONTROL) is not None and piece.get(CONTROL) is None:
                 piece = {**piece, CONTROL: nested[CONTROL]}
-            for below, part in _dicts(piece.get("content")) if key == "messages" else ():
+            for below, part in _dicts(piece.get("content")) if key in _CONVERSATIONS else ():
                 yield (key, at, "content", below), part
                 for deepest, inner in _dicts(part.get("content")):  # of a tool's result
                     yield (key, at, "content", below, "content", deepest), inner
@@ -102,7 +105,7 @@ def _check(path: Path, name: str, mark: Any, key: str, known: Sequence[str], req
 
 def _last(body: dict[str, Any]) -> Path | None:
     """The last piece of the messages: what a mark of the whole request stands on."""
-    paths = [path for path, piece in _pieces(body) if path[0] == "messages" and _longer(piece) is not None]
+    paths = [path for path, piece in _pieces(body) if path[0] in _CONVERSATIONS and _longer(piece) is not None]
     return max(paths, key=lambda path: (path[1], len(path) > 2, path), default=None)
 
 
@@ -116,13 +119,25 @@ def _longer(piece: Any) -> Any:
         return {**piece, "text": piece["text"] + SOMETHING}
     if isinstance(piece.get("input"), dict):  # a call of a tool
         return {**piece, "input": {**piece["input"], SOMETHING: SOMETHING}}
-    content = piece.get("content")
+    content, calls = piece.get("content"), piece.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        last = _longer_call(calls[-1])
+        return None if last is None else {**piece, "tool_calls": [*calls[:-1], last]}
     if isinstance(content, list) and content:
         last = _longer(content[-1])
         return None if last is None else {**piece, "content": [*content[:-1], last]}
     if isinstance(content, str) or piece.get("type") == "tool_result":
         return {**piece, "content": (content or "") + SOMETHING}
     return None
+
+
+def _longer_call(call: Any) -> Any:
+    """An OpenAI call of a tool, whose arguments are JSON in a text, with one argument more."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+        return {**call, "function": {**call["function"], "arguments": json.dumps({**arguments, SOMETHING: SOMETHING})}}
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _renamed(tool: dict[str, Any]) -> dict[str, Any]:

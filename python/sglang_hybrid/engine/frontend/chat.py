@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -25,11 +25,12 @@ _WORDS = (CONTROL.encode(), BREAKPOINT.encode())
 
 @dataclass(frozen=True)
 class _Asked:
-    """A body with marks, and how SGLang makes a chat request of a body."""
+    """A body with marks, and how SGLang makes a chat request of a body; `params` are what the marks became."""
 
     body: dict[str, Any]
     paths: list[Path]
     convert: Callable[[dict[str, Any]], Any]
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 _asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
@@ -57,6 +58,31 @@ async def anthropic(original: Callable[..., Any], serving: Any, request: Any, ra
         return serving._convert_to_chat_completion_request(model.model_validate(body))
 
     return await _with(body, paths, convert, original(serving, request, raw_request))
+
+
+async def responses(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
+    """Around `/v1/responses`, which makes a chat request of its own in passing."""
+    body, model = _body(raw_request), type(request)
+    try:
+        paths = marked(body)
+    except ConfigError as error:
+        return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
+
+    def convert(body: dict[str, Any]) -> Any:
+        from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+        variant = model.model_validate(body)
+        tools = serving._response_tools_to_chat_tools(variant) or None
+        messages = serving._construct_input_messages(variant)
+        return ChatCompletionRequest(model=variant.model, messages=messages, tools=tools)
+
+    return await _with(body, paths, convert, original(serving, request, raw_request))
+
+
+def sample(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+    """After `/v1/responses` has made its sampling parameters: what its marks became goes with them."""
+    asked = _asked.get()
+    return result if asked is None or not asked.params else {**result, "custom_params": asked.params}
 
 
 def _body(raw_request: Any) -> Any:
@@ -92,6 +118,7 @@ def process(original: Callable[..., Any], serving: Any, request: Any, is_multimo
     if lost:
         logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
         params[boundaries.LOST] = lost
+    asked.params.update(params)
     request.custom_params = params
     return result
 

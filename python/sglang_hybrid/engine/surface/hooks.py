@@ -19,6 +19,7 @@ _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpda
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
 _CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
+_RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 
@@ -197,6 +198,14 @@ HOOKS: tuple[Hook, ...] = (
         required=False,
     ),
     Hook(_CHAT + "_process_messages", "AROUND", "frontend.chat:process", HTTP, required=False),
+    Hook(_RESPONSES + "create_responses", "AROUND", "frontend.chat:responses", HTTP, required=False),
+    Hook(
+        "srt.entrypoints.openai.protocol:ResponsesRequest.to_sampling_params",
+        "AFTER",
+        "frontend.chat:sample",
+        HTTP,
+        required=False,
+    ),
     Hook(_ANTHROPIC + "AnthropicServing.handle_messages", "AROUND", "frontend.chat:anthropic", HTTP, required=False),
     Hook(_ANTHROPIC + "_anthropic_usage_from_openai", "AFTER", "frontend.usage:anthropic", HTTP, required=False),
     Hook(

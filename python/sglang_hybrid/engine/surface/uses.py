@@ -157,6 +157,19 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.entrypoints.anthropic.serving:AnthropicServing._error_response", PRIVATE, "frontend.chat", HTTP),
     Use(
+        "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._construct_input_messages",
+        PRIVATE,
+        "frontend.chat",
+        HTTP,
+    ),
+    Use(
+        "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._response_tools_to_chat_tools",
+        PRIVATE,
+        "frontend.chat",
+        HTTP,
+    ),
+    Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.chat", HTTP),
+    Use(
         "srt.entrypoints.anthropic.serving:AnthropicServing._convert_to_chat_completion_request",
         PRIVATE,
         "frontend.chat",
