@@ -25,8 +25,9 @@ from typing import Any
 import yaml
 
 from benchmarks import provenance
+from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
-from sglang_hybrid.demo.server import Server, free_port
+from sglang_hybrid.demo.server import Server
 from tests.engine.prompts import words
 from tests.engine.support import Client
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sglang_hybrid.demo.server import free_port
+from sglang_hybrid.core.process import free_port
 from tests.engine.support import PATIENCE_S
 
 pytestmark = pytest.mark.engine

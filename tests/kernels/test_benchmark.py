@@ -39,6 +39,7 @@ def options(**changed: Any) -> argparse.Namespace:
     return argparse.Namespace(**plain | changed)
 
 
+@pytest.mark.slow
 def test_every_operation_is_rehearsed(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert driver.drive(options(), dispatch.operations()) == 0
     written = json.loads((tmp_path / "kernels" / "rehearsal.json").read_text())

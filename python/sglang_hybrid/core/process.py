@@ -1,9 +1,12 @@
 """Processes of a server: children that end when their parent does, however it ends; a start that is not held up."""
 
+import contextlib
 import ctypes
 import gc
 import os
+import random
 import signal
+import socket
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_KEY = "SGLANG_HYBRID_PARENT"
@@ -41,3 +44,15 @@ def collect_rarely() -> None:
 def collect_as_usual() -> None:
     """After the imports, before anything is served."""
     gc.set_threshold(*_USUAL)
+
+
+def free_port() -> int:
+    """A port that nothing uses right now, below those that Linux gives to outgoing connections.
+
+    A server binds it seconds later, after its imports: one that the kernel hands out might be taken by then.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

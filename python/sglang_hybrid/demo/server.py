@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from sglang_hybrid.core.process import die_with_parent
+from sglang_hybrid.core.process import die_with_parent, free_port
 
 LAUNCHER = "sglang_hybrid.launch_server"
 
@@ -108,15 +106,3 @@ class Server:
     ) -> None:
         if not self._outlive or kind is not None:
             self.stop()
-
-
-def free_port() -> int:
-    """A port that nothing uses right now, below those that Linux gives to outgoing connections.
-
-    A server binds it seconds later, after its imports: one that the kernel hands out might be taken by then.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -12,9 +12,9 @@ from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.process import free_port
 from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import from_config
-from sglang_hybrid.demo.server import free_port
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Container
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.demo.server import free_port
+from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
@@ -351,3 +352,13 @@ def test_help_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "--hybrid-config" in shown
     assert "--mamba-radix-cache-strategy" in shown
+
+
+@pytest.mark.parametrize(("more", "expected"), [([], range(20_000, 32_000)), (["--nccl-port", "12345"], [12345])])
+def test_the_ranks_meet_at_a_port_that_no_connection_is_given(
+    folder: Path, more: list[str], expected: Container[int]
+) -> None:
+    rest = ["--model-path", str(folder), *more]
+    namespace = flags.parse_engine(rest)
+    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    assert parsed.nccl_port in expected

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
 from sglang_hybrid.engine.launch import cpu_profile, flags, slots
 from sglang_hybrid.engine.launch.preflight import Model
@@ -30,6 +31,9 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     """
     _check_lazy(namespace)
     extra: dict[str, Any] = {"enable_cache_report": True}
+    if namespace.nccl_port is None and namespace.dp_size == namespace.nnodes == 1:
+        # SGLang takes one that the kernel hands out, and binds it many seconds later: a connection can have it by then.
+        extra["nccl_port"] = free_port()
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
     for name, value in slots.environment(config).items():
