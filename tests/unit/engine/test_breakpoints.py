@@ -255,6 +255,22 @@ def test_a_mark_that_is_none_is_refused_by_name(what: str) -> None:
         marked({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **more}]}]})
 
 
+def test_lifetimes_of_other_services_are_known() -> None:
+    def body(ttl: str) -> dict[str, Any]:
+        control = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **control}]}]}
+
+    for ttl in ("5m", "1h", "3600s", "24h"):
+        assert len(marked(body(ttl))) == 1
+    assert len(marked(body("1h"), anthropic=True)) == 1
+    for ttl in ("3600s", "24h"):
+        with pytest.raises(ConfigError, match="ttl is '5m' or '1h'"):
+            marked(body(ttl), anthropic=True)
+    for ttl in ("0s", "-5m", "1e9h", "soon", "5m "):
+        with pytest.raises(ConfigError, match="ttl is '5m' or '1h'"):
+            marked(body(ttl))
+
+
 def test_too_many_marks_are_refused() -> None:
     def body(count: int) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **MARK}] * count}]}

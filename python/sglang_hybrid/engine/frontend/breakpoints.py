@@ -11,6 +11,7 @@ content does, whatever template renders them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from sglang_hybrid.prefix.admission import MOST_POSITIONS
 CONTROL, BREAKPOINT = "cache_control", "prompt_cache_breakpoint"
 ANTHROPIC_MOST = 4
 LIFETIMES = ("5m", "1h")
+"""Anthropic's; other services take other ones, which are texts as `3600s`."""
+
+_LIFETIME = re.compile(r"[1-9][0-9]{0,7}[smh]")
 
 _CONVERSATIONS = ("messages", "input")  # of a chat, of `/v1/responses`
 
@@ -40,13 +44,13 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
         return []
     found = []
     for path, piece in _pieces(body):
-        if _mark(path, piece):
+        if _mark(path, piece, anthropic):
             if piece.get("text") == "" or (piece.get("content") == "" and not piece.get("tool_calls")):
                 raise ConfigError(f"{_dotted(path)}: empty content cannot be marked; mark the piece before it")
             if str(piece.get("type", "")).endswith("thinking"):
                 raise ConfigError(f"{_dotted(path)}: thinking cannot be marked; mark the piece behind it")
             found.append(path)
-    if _mark((), body) and (last := _last(body)) is not None and last not in found:
+    if _mark((), body, anthropic) and (last := _last(body)) is not None and last not in found:
         found.append(last)
     most = ANTHROPIC_MOST if anthropic else MOST_POSITIONS
     if len(found) > most:
@@ -84,12 +88,14 @@ def _dicts(value: Any) -> list[tuple[int, dict[str, Any]]]:
     return [(at, each) for at, each in enumerate(value) if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _mark(path: Path, piece: dict[str, Any]) -> bool:
+def _mark(path: Path, piece: dict[str, Any], anthropic: bool) -> bool:
     """Whether `piece` has a mark; raises ConfigError for one that is none."""
     control, breakpoint_ = piece.get(CONTROL), piece.get(BREAKPOINT)
     if control is not None:
         _check(path, CONTROL, control, "type", ("ephemeral",), required=True)
-        _check(path, CONTROL, control, "ttl", LIFETIMES)
+        ttl = control.get("ttl")
+        if anthropic or not isinstance(ttl, str) or not _LIFETIME.fullmatch(ttl):
+            _check(path, CONTROL, control, "ttl", LIFETIMES)
     if breakpoint_ is not None:
         _check(path, BREAKPOINT, breakpoint_, "mode", ("explicit",))
     return control is not None or breakpoint_ is not None
