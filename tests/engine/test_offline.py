@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.support import PATIENCE_S, Reference
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = """
 import json, sys
