@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.serving.servers import flush
+
 FIRST_TOKEN, LAST_TOKEN = 3, 258
 """Ids that the embedded tokenizer and every large one have."""
-
-IDLE_WITHIN_S = 60
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class Client:
         self.url = url
 
     def flush(self) -> None:
-        """Empty the cache once the server is idle: its last batch may outlast the last token of an answer."""
-        request = urllib.request.Request(self.url + f"/flush_cache?timeout={IDLE_WITHIN_S}", b"", method="POST")
-        urllib.request.urlopen(request, timeout=2 * IDLE_WITHIN_S).read()
+        flush(self.url)
 
     def metrics(self) -> str:
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as response:

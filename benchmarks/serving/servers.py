@@ -12,6 +12,7 @@ from typing import Any
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 SIZES = ["--max-total-tokens", "65536", "--max-mamba-cache-size", "256", "--max-running-requests", "16"]
+IDLE_WITHIN_S = 60
 DEVICE = os.environ.get("SGLANG_HYBRID_DEVICE", "cpu")
 """Where the servers of this folder run: `cpu`, or `cuda` with everything else as SGLang chooses it there."""
 
@@ -61,9 +62,13 @@ class Client:
         return {"ttft_s": first, "total_s": total, "output_ids": last["output_ids"], "cached_tokens": cached}
 
     def flush(self) -> None:
-        """Empty the server's cache once it is idle: its last batch may outlast the last token of an answer."""
-        request = urllib.request.Request(self.server.url + "/flush_cache?timeout=60", b"", method="POST")
-        urllib.request.urlopen(request, timeout=120).read()
+        flush(self.server.url)
+
+
+def flush(url: str) -> None:
+    """Empty a server's cache once it is idle: its last batch may outlast the last token of an answer."""
+    request = urllib.request.Request(f"{url}/flush_cache?timeout={IDLE_WITHIN_S}", b"", method="POST")
+    urllib.request.urlopen(request, timeout=2 * IDLE_WITHIN_S).read()
 
 
 def words(rng: random.Random, count: int) -> list[int]:

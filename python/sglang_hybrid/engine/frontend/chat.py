@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -38,45 +39,35 @@ _asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
 
 async def openai(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
     """Around `/v1/chat/completions`, whose handler others of OpenAI's endpoints share."""
-    body = _body(raw_request) if hasattr(request, "messages") else None
-    try:
-        paths = marked(body)
-    except ConfigError as error:
-        return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
-    return await _with(body, paths, type(request).model_validate, original(serving, request, raw_request))
+    if not hasattr(request, "messages"):
+        return await original(serving, request, raw_request)
+    refuse = partial(serving.create_error_response, err_type="BadRequest", status_code=400)
+    return await _answer(partial(original, serving, request), raw_request, type(request).model_validate, refuse)
 
 
 async def anthropic(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
     """Around `/v1/messages`."""
-    body, model = _body(raw_request), type(request)
-    try:
-        paths = marked(body, anthropic=True)
-    except ConfigError as error:
-        return serving._error_response(status_code=400, error_type="invalid_request_error", message=str(error))
 
     def convert(body: dict[str, Any]) -> Any:
-        return serving._convert_to_chat_completion_request(model.model_validate(body))
+        return serving._convert_to_chat_completion_request(type(request).model_validate(body))
 
-    return await _with(body, paths, convert, original(serving, request, raw_request))
+    refuse = partial(serving._error_response, status_code=400, error_type="invalid_request_error")
+    return await _answer(partial(original, serving, request), raw_request, convert, refuse, anthropic=True)
 
 
 async def responses(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
     """Around `/v1/responses`, which makes a chat request of its own in passing."""
-    body, model = _body(raw_request), type(request)
-    try:
-        paths = marked(body)
-    except ConfigError as error:
-        return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
 
     def convert(body: dict[str, Any]) -> Any:
         from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-        variant = model.model_validate(body)
+        variant = type(request).model_validate(body)
         tools = serving._response_tools_to_chat_tools(variant) or None
         messages = serving._construct_input_messages(variant)
         return ChatCompletionRequest(model=variant.model, messages=messages, tools=tools)
 
-    return await _with(body, paths, convert, original(serving, request, raw_request))
+    refuse = partial(serving.create_error_response, err_type="BadRequest", status_code=400)
+    return await _answer(partial(original, serving, request), raw_request, convert, refuse)
 
 
 def sample(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
@@ -91,12 +82,22 @@ def _body(raw_request: Any) -> Any:
     return json.loads(raw) if any(word in raw for word in _WORDS) else None
 
 
-async def _with(body: Any, paths: list[Path], convert: Callable[[dict[str, Any]], Any], answer: Any) -> Any:
-    if not paths:
-        return await answer
-    token = _asked.set(_Asked(body, paths, convert))
+async def _answer(
+    handle: Callable[[Any], Any],
+    raw_request: Any,
+    convert: Callable[[dict[str, Any]], Any],
+    refuse: Callable[..., Any],
+    anthropic: bool = False,
+) -> Any:
+    """What `handle` answers to `raw_request`, whose marks `process` places meanwhile; bad ones are refused."""
+    body = _body(raw_request)
     try:
-        return await answer
+        paths = marked(body, anthropic)
+    except ConfigError as error:
+        return refuse(message=str(error))
+    token = _asked.set(_Asked(body, paths, convert) if paths else None)
+    try:
+        return await handle(raw_request)
     finally:
         _asked.reset(token)
 
