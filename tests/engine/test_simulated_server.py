@@ -10,7 +10,7 @@ import pytest
 from sglang_hybrid.prefix.request_log import replay
 from sglang_hybrid.sim.live import simulate
 from tests.engine.prompts import words
-from tests.engine.support import Client
+from tests.engine.support import Client, Prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ SERVERS = {
 
 
 def converse(client: Client, requests: int, seed: int) -> None:
-    """Conversations behind two system prompts, one request after the other."""
+    """Conversations behind two system prompts, one request after the other; half of them mark a place near their end."""
     rng = random.Random(seed)
     systems, chats = [words(rng, 150), words(rng, 90)], [[]]
     for _ in range(requests):
@@ -38,8 +38,15 @@ def converse(client: Client, requests: int, seed: int) -> None:
             chats.remove(chat)
             chats.append([])
             continue
-        answer, _ = client.generate(prompt, rng.choice((1, 8, 16, 24)))
+        answer = asked(client, prompt, rng.choice((1, 8, 16, 24)), [len(prompt) - 12] if rng.random() < 0.5 else [])
         chat[:] = prompt + answer
+
+
+def asked(client: Client, prompt: Prompt, tokens: int, boundaries: list[int]) -> Prompt:
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    sampling["custom_params"] = {"cache_boundaries": boundaries}
+    answer: Prompt = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})["output_ids"]
+    return answer
 
 
 @pytest.mark.parametrize("server", SERVERS)

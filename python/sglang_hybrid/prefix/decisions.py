@@ -7,6 +7,7 @@ tensor; every call can be logged and replayed (`request_log`), and a replay take
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -317,6 +318,29 @@ class Decisions:
         """Remove and return the id of what is worth least, None when nothing can go."""
         self._latest = self._orders[pool]
         return self._indices[pool].pop(now)
+
+    def contenders(self, request: Request, wanted_at: Mapping[int, int], now: float) -> dict[int, Candidate]:
+        """The states that a pass is to save, at places with what each stands for, as candidates beside the cached ones.
+
+        By id, all below zero. `weakest` tells which of them are worth less than what would have to leave for them.
+        """
+        found = {}
+        for number, (at, wanted) in enumerate(sorted(wanted_at.items()), 1):
+            base = max([other for other in (request.cached_tokens, *request.positions) if other < at], default=0)
+            mark = request.marks.get(wanted)
+            hits, reuse_class = (0, int(Kind.FRESH)) if mark is None else (mark.hits, mark.reuse_class)
+            found[-number] = Candidate(-number, at, base, base, 0, 1, 1, now, self._uses + 1, hits, False, reuse_class)
+        return found
+
+    def weakest(self, pool: PoolKind, contenders: Mapping[int, Candidate], now: float) -> int | None:
+        """As `victim`, with `contenders` among what could leave; they are forgotten again."""
+        for contender in contenders.values():
+            self.put(pool, contender)
+        victim = self.victim(pool, now)
+        for contender in contenders:
+            if contender != victim:
+                self.discard(pool, contender)
+        return victim
 
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was evicted: a later request that wanted it will be told so."""

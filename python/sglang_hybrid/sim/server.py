@@ -195,7 +195,7 @@ class SimulatedServer(TreeCache):
             tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
             wanted_at.pop(tail, None)  # SGLang saves that one by itself
-        planned = self._reserve(request, wanted_at)
+        planned = self._reserve(request, wanted_at, now)
         run.computed = end
         self._slots += len(planned)  # until they are inserted
         run.planned, run.tail = planned, tail if tail > start else 0
@@ -214,15 +214,19 @@ class SimulatedServer(TreeCache):
         self.resume(request, node)
         return request
 
-    def _reserve(self, request: Request, wanted_at: dict[int, int]) -> dict[int, int]:
-        """As many of the places as there are free slots for, the deepest first."""
-        kept = {}
+    def _reserve(self, request: Request, wanted_at: dict[int, int], now: float) -> dict[int, int]:
+        """The places for which there are free slots, or worth more than what is evicted for them."""
         free = self.free_states
-        for at in sorted(wanted_at, reverse=True):
-            if free > 0:
-                kept[at] = wanted_at[at]
-                free -= 1
-            elif (mark := request.marks.get(wanted_at[at])) is not None:
+        contenders = {} if free >= len(wanted_at) else self.decisions.contenders(request, wanted_at, now)
+        kept = dict(wanted_at)
+        while free < len(kept):
+            weakest = self.weakest(PoolKind.STATES, contenders, now)
+            if isinstance(weakest, Node):
+                self._evict(PoolKind.STATES, 1, self.shape.states, now, weakest)
+                free = self.free_states
+                continue
+            lost = contenders.pop(min(contenders) if weakest is None else weakest).end_tokens
+            if (mark := request.marks.get(kept.pop(lost))) is not None:
                 mark.refused = True
         return kept
 
@@ -353,7 +357,7 @@ class SimulatedServer(TreeCache):
             self._evict(PoolKind.KV, count - self.free_tokens, self.shape.kv_tokens, now)
         return self.free_tokens >= count
 
-    def _evict(self, pool: PoolKind, count: int, size: int, now: float) -> None:
+    def _evict(self, pool: PoolKind, count: int, size: int, now: float, first: Node | None = None) -> None:
         tree, ahead = self.tree, 0 if self._stock else size // AHEAD
         states = pool is PoolKind.STATES
         if states:
@@ -362,7 +366,7 @@ class SimulatedServer(TreeCache):
             self.decisions.fit(tree.states + self.free_states, max(0, tree.kv_tokens - count - ahead))
         before = tree.states if states else tree.kv_tokens
         while before - (tree.states if states else tree.kv_tokens) < count + ahead:
-            node = self.victim(pool, now)
+            node, first = first or self.victim(pool, now), None
             if node is None:
                 return
             self.evict(node)

@@ -102,6 +102,12 @@ class TreeCache:
         victim = self.decisions.victim(pool, now)
         return None if victim is None else self._evictable[pool].pop(victim)
 
+    def weakest(self, pool: PoolKind, contenders: dict[int, Candidate], now: float) -> Node | int | None:
+        """What is worth least of `pool` and `contenders`: what is to be evicted next, or the id of a contender."""
+        self._reindex()
+        victim = self.decisions.weakest(pool, contenders, now)
+        return victim if victim is None or victim in contenders else self._evictable[pool].pop(victim)
+
     def evict(self, node: Node) -> None:
         """Drop `node` if it is a leaf that nobody reads, else its state; KV that nothing needs goes with that."""
         tree = self.tree

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.concurrent import serve
@@ -124,3 +125,38 @@ def test_repeats_of_short_prompts_leave_one_mark_for_each_state(more: dict[str, 
                 found.decode(name, len(answer), float(step))
                 found.finish(name, as_tokens(past[-1]), float(step))
             assert not shared_marks(found), (seed, step)
+
+
+def asked_in_turns(policy: str, rounds: int = 4, documents: int = 12) -> list[int]:
+    """Tokens served of each round: every document comes once a round, with a question, and a mark near its end."""
+    found, hits = SimulatedServer(MODEL, Shape(20, 12_000), policy), []
+    for turn in range(rounds):
+        served = 0
+        for number in np.random.default_rng(turn).permutation(documents):
+            prompt = as_tokens([*text(int(number), 640), *text(1000 * turn + int(number) + 50, 130)])
+            now = 10.0 * turn + 0.5 * len(hits)
+            served += found.arrive("", prompt, now, boundaries=(prompt.size - 12,))
+            found.decode("", 3, now)
+            found.finish("", as_tokens([*prompt, 1, 2, 3]), now)
+        hits.append(served)
+        assert quiet(found)
+    return hits
+
+
+def test_states_that_bring_little_do_not_take_the_slots_of_branch_points() -> None:
+    """A pool is always full: a place near the end of each prompt must not keep out where the next one parts."""
+    ours, lru = asked_in_turns("forecast"), asked_in_turns("lru")
+    assert ours[2:] == [12 * 640, 12 * 640]
+    assert sum(ours) > sum(lru)
+
+
+def test_a_state_that_is_worth_least_is_not_taken_and_nothing_leaves_for_it() -> None:
+    found = server(states=8, kv_tokens=20_000)
+    for number in range(12):
+        found.commit(text(number, 600), 600, 0.01 * number)
+    request = found.decisions.arrive("more", text(99, 2000), 0.2, 0, 0, boundaries=(64, 1900))
+    contenders = found.decisions.contenders(request, {64: 64, 1856: 1900}, 0.2)
+    held = {node.id for node in walk(found.tree) if node.state is not None}
+    assert found.weakest(PoolKind.STATES, dict(contenders), 0.2) == -1  # the one at 64
+    assert {node.id for node in walk(found.tree) if node.state is not None} == held
+    found.check()

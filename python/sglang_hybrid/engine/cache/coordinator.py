@@ -144,14 +144,22 @@ class CacheCoordinator:
         wanted_at = places(record.request.positions, start, end, self.grid, self.step)
         if last and self.cache.enable_mamba_extra_buffer:
             wanted_at.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
+        places_ = self._afford(record.request, wanted_at)
         for at, wanted in sorted(wanted_at.items(), reverse=True):
-            if self.slots.reserve(record, at, wanted):
+            if at in places_ and self.slots.reserve(record, at, wanted):
                 self.account.planned()
             else:
                 self.account.event("refused")
                 mark = record.request.marks.get(wanted)
                 if mark is not None:
                     mark.refused = True
+
+    def _afford(self, request: Request, wanted_at: dict[int, int]) -> set[int]:
+        """The places of `wanted_at` whose states are worth a slot."""
+        if not self.scores or len(wanted_at) <= self.memory.states.available_size():
+            return set(wanted_at)
+        contenders = self.decisions.contenders(request, wanted_at, self.now())
+        return {contenders[number].end_tokens for number in self.memory.contest(contenders)}
 
     def found(self, node: Any, record: Tracked | None) -> None:
         """A request computed the state at `node` although it was there, saved by another one meanwhile."""

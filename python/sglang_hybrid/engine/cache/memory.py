@@ -15,6 +15,7 @@ from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.hicache.tier import HostTier
 from sglang_hybrid.prefix.decisions import Decisions
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
 
 
@@ -71,6 +72,29 @@ class Memory(ABC):
     @abstractmethod
     def ensure_states(self, count: int) -> bool:
         """Make `count` state slots free: evict, then take checkpoints in the making back. Whether it worked."""
+
+    @abstractmethod
+    def evict_chosen(self) -> float:
+        """Evict what `victims.weakest` chose; how many states have room in the memory that came free."""
+
+    def contest(self, contenders: dict[int, Candidate]) -> set[int]:
+        """Those of the `contenders`, states that a pass is to save, for which there is a slot.
+
+        What is cached and worth less than any of them is evicted. Where they are worth less, they go without.
+        """
+        left = dict(contenders)
+        pool = PoolKind.BYTES if self.shared else PoolKind.STATES
+        missing = float(len(left) - self.states.available_size())
+        while missing > 0:
+            lost = self.victims.weakest(self.cache.tree_core, pool, left, self.now())
+            if lost is not None:
+                del left[lost]
+                missing -= 1
+            elif freed := self.evict_chosen():
+                missing -= freed
+            else:
+                break
+        return set(left)
 
     @abstractmethod
     def leaving(self, pool: PoolKind, count: int) -> None:
@@ -145,6 +169,13 @@ class StaticMemory(Memory):
             self._reclaim(short)
             short = count - self.states.available_size()
         return short <= 0
+
+    def evict_chosen(self) -> float:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        free = self.states.available_size()
+        self.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
+        return float(self.states.available_size() - free)
 
     def leaving(self, pool: PoolKind, count: int) -> None:
         """Of the other kind the cache may take what is free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,7 @@ class Victims:
 
     A node of SGLang's tree carries two attributes of ours: `hybrid_mark`, the Mark of its state (None once that is
     gone), and `hybrid_end`, its depth in tokens, which never changes. `pools` are those that victims are asked of.
-    Without `watches` nothing is remembered: the order is SGLang's.
+    Without `watches` nothing is remembered: the order is SGLang's. `chosen` is what `next` returns first.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Victims:
         self._dirty: dict[int, Any] = {}
         self._pending: dict[PoolKind, dict[int, Any]] = {pool: {} for pool in pools}
         self._known: dict[PoolKind, set[int]] = {pool: set() for pool in pools}
-        self._chosen: Any = None
+        self.chosen: Any = None
         self._root: Any = None
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)
         self._nobody.reuse_class = decisions.history.class_of(self._nobody)
@@ -102,7 +103,7 @@ class Victims:
 
     def next(self, core: Any, pool: PoolKind, now: float, tried: set[int]) -> Any | None:
         """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
-        chosen, self._chosen = self._chosen, None
+        chosen, self.chosen = self.chosen, None
         if chosen is not None and chosen.id not in tried and self.evictable(core, pool, chosen):
             tried.add(chosen.id)
             return chosen
@@ -125,10 +126,24 @@ class Victims:
 
     def choose(self, core: Any, now: float) -> Any | None:
         """What is worth least per byte, KV or state; `next` returns it to whichever pool is asked first then."""
-        self._chosen = None
-        self._chosen = node = self.next(core, PoolKind.BYTES, now, set())
+        self.chosen = None
+        self.chosen = node = self.next(core, PoolKind.BYTES, now, set())
         self.touch(node)  # it may stay after all
         return node
+
+    def weakest(self, core: Any, pool: PoolKind, contenders: Mapping[int, Candidate], now: float) -> int | None:
+        """The id of the contender that is worth less than what is cached; None: what is worth less leaves `next`."""
+        while True:
+            self.sync(core, pool)
+            node_id = self._decisions.weakest(pool, contenders, now)
+            if node_id is None or node_id in contenders:
+                return min(contenders) if node_id is None else node_id
+            self._known[pool].discard(node_id)
+            node = core._node_arena.get(node_id)
+            if node is not None and self.evictable(core, pool, node):
+                self.chosen = node
+                self.touch(node)  # it may stay after all
+                return None
 
     def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
         """Slots of KV tokens and of states, node by node, that nobody reads."""

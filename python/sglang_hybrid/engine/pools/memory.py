@@ -241,11 +241,20 @@ class ElasticMemory(Memory):
     def _evict_one(self, kinds: tuple[str, ...]) -> int:
         """Evict what is worth least per byte among `kinds`; bytes freed, 0 if nothing can go."""
         if len(kinds) == 2:
-            core = self.cache.tree_core
-            node = self.victims.choose(core, self.now())
-            if node is not None:
-                kinds = (KV, STATE) if node in core.evictable_device_leaves else (STATE, KV)
+            kinds = self._kinds_of(self.victims.choose(self.cache.tree_core, self.now()))
         return next((freed for kind in kinds if (freed := self._evict(kind))), 0)
+
+    def _kinds_of(self, node: Any) -> tuple[str, ...]:
+        """In which order SGLang is asked for its kinds, so that `node` leaves."""
+        return (KV, STATE) if node is None or node in self.cache.tree_core.evictable_device_leaves else (STATE, KV)
+
+    def evict_chosen(self) -> float:
+        """Memory changes its kind by whole columns: KV of less makes no room for a state, but counts as a part."""
+        node, sizing, free = self.victims.chosen, self.arena.sizing, self.states.available_size()
+        self._fit(sizing.state_slot_bytes)
+        freed = next((freed for kind in self._kinds_of(node) if (freed := self._evict(kind))), 0)
+        part = freed / (sizing.state_column_granules * sizing.granule_bytes)
+        return max(part, float(self.states.available_size() - free))
 
     def _evict(self, kind: str) -> int:
         """Evict one victim of `kind`; bytes freed."""
