@@ -130,6 +130,21 @@ def shifts() -> list[Cell]:
     return found
 
 
+SAID = ("hints=1", "hints=1&error=0.5", "hints=0.5", "hints=1&wrong=0.2", "hints=1&wrong=0.5", "hints=1&wrong=1")
+SAID += ("hints=1&random=1",)
+
+
+def hints() -> list[Cell]:
+    """Clients that say what follows upon their requests: the truth, about that, half of them, and what is not true."""
+    found = []
+    for name, seeds in (("sharegpt", 6), ("lmsys", 6), ("agentic", 2), ("swebench", 1)):
+        for seed in HELD_OUT_SEEDS[:seeds]:
+            source = f"{name}?seed={seed}"
+            found += _grid([source], ("lru", "marconi-paper", "forecast", "clairvoyant", "bound"), CAPACITIES[name])
+            found += _grid([f"{source}&{said}" for said in SAID], ("forecast",), CAPACITIES[name])
+    return found
+
+
 def tuner() -> list[Cell]:
     """The cells of the published artifact's comparison: what our Marconi tuner chooses there."""
     cases = {"sharegpt?": 2.0, "lmsys?sessions=50&": 2.0, "fewshot?": 2.0, "agentic?sessions=25&": 8.0}
@@ -140,6 +155,7 @@ def tuner() -> list[Cell]:
 
 
 GRIDS = {
+    "hints": hints,
     "main": main,
     "robustness": robustness,
     "short": short,

@@ -127,6 +127,28 @@ def shift_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def hint_table(rows: list[dict[str, Any]]) -> str:
+    """Mean hit rate by what clients say, the share of the gap to the clairvoyant row, the worst cell beside no word."""
+    traces: dict[tuple[str, str, float], Cell] = {}
+    for trace, gb, rates, _ in groups(rows):
+        name, _, seed = trace.partition("#")
+        kind, _, said = name.partition(",")
+        mine = traces.setdefault((kind, seed, gb), {})
+        mine |= {f"forecast, {said}" if said else policy: rate for policy, rate in rates.items()}
+    found: dict[str, list[Cell]] = {}
+    for (kind, _, _), rates in traces.items():
+        found.setdefault(kind, []).append(rates)
+    head = ["workload", "row", "hit rate %", "gap closed %", "worst points vs no word"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for kind, cells in found.items():
+        gap = sum(r["clairvoyant"] - r["marconi-paper"] for r in cells)
+        for row in [key for key in cells[0] if key != "best marconi"]:
+            closed = 100 * sum(r[row] - r["marconi-paper"] for r in cells) / gap
+            worst = f"{100 * min(r[row] - r['forecast'] for r in cells):+.1f}" if row.startswith("forecast,") else ""
+            lines.append(_line([kind, row, f"{100 * fmean(r[row] for r in cells):.1f}", f"{closed:.0f}", worst]))
+    return "\n".join(lines)
+
+
 def cost_table(rows: list[dict[str, Any]]) -> str:
     """Seconds per replay and microseconds per request, by policy; and the two counts that must be zero."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -195,6 +217,7 @@ def _line(cells: list[str]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "ratios": lambda: ratio_table(result("main")["rows"]),
     "main": lambda: main_table(result("main")["rows"]),
+    "hints": lambda: hint_table(result("hints")["rows"]),
     "cost": lambda: cost_table(result("main")["rows"]),
     "robustness": lambda: margin_table(result("robustness")["rows"]),
     "short": lambda: margin_table(result("short")["rows"]),

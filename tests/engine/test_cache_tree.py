@@ -179,7 +179,8 @@ def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(p
         coordinator.decisions.check()
     assert coordinator.account.counts["states_evicted"] > 5
     last = prompts[-1] + rng.sample(range(3, 4000), 64)
-    assert guard.shadow.tree.match(coordinator.decisions._keyed(np.array(last), None), 200).resume_tokens == 193
+    key = coordinator.decisions.namespaces.keyed(np.array(last), None)
+    assert guard.shadow.tree.match(key, 200).resume_tokens == 193
     used = serves("again", last)
     assert used.hybrid_mark.touch == coordinator.decisions._uses
     tree.cache.reset()

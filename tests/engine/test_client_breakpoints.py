@@ -151,3 +151,73 @@ def test_a_mark_without_a_place_in_the_prompt_is_counted(client: Client) -> None
     lines = client.get("/metrics").splitlines()
     (counted,) = [line for line in lines if "mamba_cache_events_total{" in line and 'event="breakpoints_lost"' in line]
     assert float(counted.split()[-1]) == 1.0
+
+
+def event(client: Client, name: str) -> float:
+    """How often an event was counted so far."""
+    said = [line for line in client.get("/metrics").splitlines() if f'event="{name}"' in line]
+    return sum(float(line.split()[-1]) for line in said if "mamba_cache_events_total{" in line)
+
+
+def spoken(path: str, **more: Any) -> dict[str, Any]:
+    """A small body for `path`."""
+    message = [{"role": "user", "content": "Which gate is it, and whose?"}]
+    asked = {"input": message, "max_output_tokens": 2} if path == "/v1/responses" else {"messages": message}
+    return {"model": "m", "max_tokens": 2, **asked, **more}
+
+
+CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+
+
+def test_hints_of_all_endpoints_reach_the_cache(client: Client) -> None:
+    model, before = json.loads(client.get("/v1/models"))["data"][0]["id"], event(client, "hints")
+    said: dict[str, Any] = {"cache_hints": {"final": True, "back_in_s": 2.5, "lifetime_s": 60}}
+    for path in CHATS:
+        client.post(path, {**spoken(path, **said), "model": model})
+    sampling = {"max_new_tokens": 2, "custom_params": said}
+    client.post("/generate", {"input_ids": [5, 6, 7, 8], "sampling_params": sampling})
+    client.post("/v1/completions", {"model": "m", "prompt": "gate", "max_tokens": 2, "custom_params": said})
+    for more in ({"prompt_cache_retention": "24h"}, {"prompt_cache_retention": "in_memory", "prompt_cache_key": "k"}):
+        client.post(CHATS[0], spoken(CHATS[0], **more))
+    part = {"type": "text", "text": DOCUMENT, **MARK}
+    client.post("/v1/messages", {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": [part]}]})
+    assert event(client, "hints") == before + 7, "all but the one that asks for what is the rule"
+    assert event(client, "bad_hints") == 0
+
+
+BAD_HINTS: dict[str, tuple[Any, str]] = {
+    "no object": (True, "cache_hints is an object: True"),
+    "another word": ({"back_in": 3}, "cache_hints has final, back_in_s and lifetime_s: 'back_in'"),
+    "a text": ({"back_in_s": "3"}, "cache_hints.back_in_s is a number of seconds from 0 to 1000000000: '3'"),
+    "the past": ({"back_in_s": -1}, "cache_hints.back_in_s is a number of seconds from 0 to 1000000000: -1"),
+    "too far": (
+        {"lifetime_s": 1e10},
+        "cache_hints.lifetime_s is a number of seconds from 0 to 1000000000: 10000000000.0",
+    ),
+    "perhaps": ({"final": 1}, "cache_hints.final is true or false: 1"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_HINTS)
+def test_bad_hints_are_refused_by_name(client: Client, bad: str) -> None:
+    value, message = BAD_HINTS[bad]
+    for path in CHATS:
+        status, text = client.answer(path, spoken(path, cache_hints=value))
+        said = json.loads(text)
+        assert status == 400
+        assert message in said.get("error", said)["message"]
+    sampling = {"max_new_tokens": 2, "custom_params": {"cache_hints": value}}
+    status, text = client.answer("/generate", {"input_ids": [5, 6, 7], "sampling_params": sampling})
+    assert status == 400
+    assert message in text.replace("\\", "")
+
+
+def test_bad_retentions_and_keys_are_refused_where_clients_have_them(client: Client) -> None:
+    for more, message in (
+        ({"prompt_cache_retention": "7d"}, "prompt_cache_retention is 'in_memory' or 'in-memory' or '24h': '7d'"),
+        ({"prompt_cache_key": "k" * 2**20}, "prompt_cache_key is a text of at most 1024 characters"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key is a text of at most 1024 characters: 7"),
+    ):
+        status, text = client.answer(CHATS[0], spoken(CHATS[0], **more))
+        assert (status, message in text) == (400, True)
+        assert client.answer("/v1/messages", spoken("/v1/messages", **more))[0] == 200, "it has no such field"

@@ -13,7 +13,7 @@ import pytest
 
 from sglang_hybrid.prefix.eviction.candidates import Candidates
 from sglang_hybrid.prefix.pools import PoolKind
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import prompts, words
 from tests.engine.resume import TieredTree
 from tests.engine.support import Client, Reference

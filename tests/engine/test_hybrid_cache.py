@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import CHUNK, GRID, OVERLAP, STRATEGIES, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import CHUNK, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import STRATEGIES, prompts, words
 from tests.engine.support import Client, Prompt, eventually
 from tests.engine.test_hybrid_cache import ask, cached, deepest, misses

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.sim.live import simulate
 from tests.engine.prompts import words
 from tests.engine.support import Client, Prompt
@@ -24,7 +24,7 @@ SERVERS = {
 
 
 def converse(client: Client, requests: int, seed: int) -> None:
-    """Conversations behind two system prompts, one request after the other; half of them mark a place near their end."""
+    """Conversations behind two system prompts, one after the other; half of the prompts have a mark near their end."""
     rng = random.Random(seed)
     systems, chats = [words(rng, 150), words(rng, 90)], [[]]
     for _ in range(requests):

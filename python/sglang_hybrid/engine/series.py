@@ -10,6 +10,8 @@ EVENTS = MappingProxyType(
     {
         "boundaries": "cache boundaries that requests declared",
         "bad_boundaries": "requests whose declared boundaries could not be read, and were served without",
+        "hints": "requests that said what follows upon them",
+        "bad_hints": "requests whose hints could not be read, and were served without",
         "breakpoints_lost": "cache breakpoints of chat requests whose content the prompt does not have",
         "planned": "states that were to be saved inside prefills",
         "written": "states that were saved inside prefills",

@@ -8,7 +8,6 @@ tensor; every call can be logged and replayed (`request_log`), and a replay take
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from hashlib import blake2b
 
 import numpy as np
 
@@ -20,17 +19,17 @@ from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.eviction.tuner import RegretTuner
 from sglang_hybrid.prefix.guard.guard import Guard, GuardedIndex, passed, restored
 from sglang_hybrid.prefix.guard.shadow import UNLIMITED
+from sglang_hybrid.prefix.namespaces import Namespaces
 from sglang_hybrid.prefix.policies import Policy, Pricing
 from sglang_hybrid.prefix.pools import PoolKind, priced
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints, hint_classes
 from sglang_hybrid.prefix.reuse.history import History
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens, common_prefix
 
-_FIRST_NAMESPACE = 1 << 30  # above every vocabulary
-_NAMESPACES = 1 << 16
 _PREFILLING = 64
 
 AHEAD = 256
@@ -76,8 +75,7 @@ class Decisions:
             self._orders[pool] = order
             self._indices[pool] = order if self.guard is None else GuardedIndex(order, self.guard)
         self._latest = self._orders[PoolKind.STATES]  # whose victim left last
-        self._namespaces: OrderedDict[bytes, int] = OrderedDict()  # by digest: clients choose their length
-        self._named = 0
+        self.namespaces = Namespaces()
         self._prefilling: OrderedDict[str, Tokens] = OrderedDict()
         self._placed: dict[Mark, tuple[object, int]] = {}  # the node of the cache that has the mark, and where it ends
         self._uses = 0
@@ -92,6 +90,7 @@ class Decisions:
         namespace: str | None = None,
         boundaries: tuple[int, ...] = (),
         limit_tokens: int = NO_LIMIT,
+        hints: Hints = NO_HINTS,
     ) -> Request:
         """The prefill of the prompt `tokens` begins at `cached_tokens`; KV of `kv_tokens` is cached. Learns from it.
 
@@ -100,7 +99,7 @@ class Decisions:
         n_prompt = len(tokens)
         if boundaries and any(not 0 < at <= n_prompt for at in boundaries):
             raise ConfigError(f"a boundary is a position in the {n_prompt} tokens of the prompt: {boundaries}")
-        key = self._keyed(tokens, namespace)
+        key = self.namespaces.keyed(tokens, namespace)
         in_flight = 0
         for other in self._prefilling.values():
             in_flight = max(in_flight, common_prefix(key, other) - 1)
@@ -121,6 +120,14 @@ class Decisions:
         if known.branch is not None:
             marks[seen] = known.branch
         marks[n_prompt] = known.tip
+        if hints is not NO_HINTS:
+            request.hint, marked = hint_classes(hints, self.namespaces.turn(key))
+            if marked and not known.declared:
+                request.hint = request.hint or marked
+            for mark in [mark for _, mark in known.declared if marked and not mark.hits]:
+                self.history.hint(mark, marked)  # what was used since is known by its uses
+            if request.hint:
+                self.history.hint(known.tip, request.hint)
         announced = known.kept_tokens == 0  # no request has computed more of it than the marks that requests have left
         computed = max([at for at, mark in earlier if not mark.announced], default=0) if announced else seen
         self._blame(request)
@@ -233,6 +240,8 @@ class Decisions:
         if size < n_prompt:
             self.history.shorten(request.key, max(size, request.seen_tokens) + 1)
         request.key, request.ended = key, True
+        if request.hint and mark is not request.tip:
+            self.history.hint(mark, request.hint)
         mark.unkept = max(0, size - kept_tokens)
         request.tip = request.marks[size] = mark
 
@@ -337,9 +346,9 @@ class Decisions:
         for contender in contenders.values():
             self.put(pool, contender)
         victim = self.victim(pool, now)
-        for contender in contenders:
-            if contender != victim:
-                self.discard(pool, contender)
+        for number in contenders:
+            if number != victim:
+                self.discard(pool, number)
         return victim
 
     def evicted(self, mark: Mark) -> None:
@@ -361,28 +370,7 @@ class Decisions:
 
     def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
         """Announce a hot prefix: the first request that computes it saves a state at its end."""
-        self.history.seed(self._keyed(tokens, namespace), now)
-
-    def _keyed(self, tokens: Tokens, namespace: str | None) -> Tokens:
-        """The tokens behind one that stands for their namespace: requests of different ones never meet."""
-        tokens = as_tokens(tokens)
-        key: Tokens = np.empty(tokens.size + 1, np.int32)
-        key[0] = self._number(namespace)
-        key[1:] = tokens
-        return key
-
-    def _number(self, namespace: str | None) -> int:
-        """The token that stands for `namespace`; the one asked for longest ago is forgotten beyond `_NAMESPACES`."""
-        name = None if namespace is None else namespace.encode(errors="surrogatepass")
-        digest = b"" if name is None else blake2b(name, digest_size=16).digest()
-        number = self._namespaces.pop(digest, None)
-        if number is None:
-            number = _FIRST_NAMESPACE + self._named
-            self._named = (self._named + 1) % _FIRST_NAMESPACE
-        self._namespaces[digest] = number
-        if len(self._namespaces) > _NAMESPACES:
-            self._namespaces.popitem(last=False)
-        return number
+        self.history.seed(self.namespaces.keyed(tokens, namespace), now)
 
     def check(self) -> None:
         """Raise InvariantError where an index or the history contradicts itself."""

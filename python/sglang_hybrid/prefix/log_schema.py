@@ -9,6 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.policies import find
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.hints import Hints
 
 LINE_BYTES = 1 << 26
 """No line is longer: six million tokens."""
@@ -90,10 +91,20 @@ _CANDIDATE = (
     _whole("hits", 0, _INT64), _flag("superseded"), _whole("reuse_class", 0, len(PRIORS) - 1),
 )  # fmt: skip
 
+
+def _is_hints(value: Any) -> bool:
+    if type(value) is not list or not value:
+        return type(value) is list
+    return len(value) == len(Hints._fields) and type(value[0]) is bool and all(map(_SAID.holds, value[1:]))
+
+
+_SAID = _number("hint", -1.0, _SECONDS)
+_HINTS = Field("hints", "an empty list or true or false and two numbers of seconds", _is_hints)
+
 LINES: Mapping[str, tuple[Field, ...]] = {
     "arrive": (
         _REQUEST, _NOW, _NAMESPACE, _whole("cached"), _whole("kv"), _whole("limit", 0, _INT64),
-        _wholes("boundaries", 1), _TOKENS, _wholes("positions"), _whole("seen"),
+        _wholes("boundaries", 1), _TOKENS, _wholes("positions"), _whole("seen"), _HINTS,
     ),
     "resumed": (_REQUEST, _whole("position", 1)),
     "computed": (_REQUEST,),

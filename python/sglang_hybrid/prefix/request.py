@@ -32,7 +32,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_s", "boundaries", "branch", "cached_tokens", "earlier", "ended", "id", "in_flight_tokens",
+        "arrived_s", "boundaries", "branch", "cached_tokens", "earlier", "ended", "hint", "id", "in_flight_tokens",
         "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions",
         "prompt_tokens", "refused_tokens", "seen_tokens", "shadow", "tip",
     )  # fmt: skip
@@ -70,4 +70,5 @@ class Request:
         self.key = key
         self.leaf: Node | None = None
         self.shadow: Node | None = None
+        self.hint = 0
         self.ended = False

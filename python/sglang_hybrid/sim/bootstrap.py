@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import FIXED
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import Commit, PrefixCache
 from sglang_hybrid.sim.snapshot import Snapshot, save
@@ -100,8 +101,10 @@ class MarconiCache(PrefixCache):
         """The weight of FLOP efficiency in use."""
         return self.decisions.alpha
 
-    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
-        result = super().commit(tokens, n_input, now, boundaries)
+    def commit(
+        self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
+    ) -> Commit:
+        result = super().commit(tokens, n_input, now, boundaries, hints)
         if self.tuned:
             return result
         self._requests += 1

@@ -49,7 +49,9 @@ class _Running:
 
     def start(self, name: str, request: Request, now: float) -> int:
         prompt = request.tokens[: request.n_input]
-        hit = self._server.arrive(name, prompt, now, answer_tokens=self._answer(request))
+        hit = self._server.arrive(
+            name, prompt, now, None, request.boundaries, answer_tokens=self._answer(request), hints=request.hints
+        )
         self._requests[name] = request, now, 0
         heapq.heappush(self._ends, (now + self._answer(request) / self._pace, name))
         return hit

@@ -12,7 +12,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.log_schema import SHAPE
 from sglang_hybrid.prefix.pools import PoolKind
-from sglang_hybrid.prefix.request_log import model_of, read_log
+from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.server import Shape, SimulatedServer
@@ -106,11 +106,13 @@ class _Feed:
 
     def _arrive(
         self, name: str, now: float, namespace: int, cached: int, kv: int, limit: int, boundaries: list[int],
-        tokens: list[int], *decided: Any,
+        tokens: list[int], positions: list[int], seen: int, hints: list[Any],
     ) -> None:  # fmt: skip
         self._advance(now)
         prompt = np.array(tokens, np.int32)
-        found = self.server.arrive(name, prompt, now, str(namespace), tuple(boundaries), limit)
+        found = self.server.arrive(
+            name, prompt, now, str(namespace), tuple(boundaries), limit, hints=logged_hints(hints)
+        )
         self.live.served.append(cached)
         self.live.simulated.append(found)
         self.live.prompts.append(len(tokens))

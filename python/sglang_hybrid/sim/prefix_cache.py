@@ -12,6 +12,7 @@ from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
 from sglang_hybrid.sim.snapshot import Snapshot, load
@@ -46,7 +47,9 @@ class PrefixCache(TreeCache):
         self._elapsed.look(now)
         return self.tree.match(tokens, tokens.size - 1).resume_tokens if tokens.size else 0
 
-    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> Commit:
+    def commit(
+        self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
+    ) -> Commit:
         """Offer the finished request `tokens` (input, then output) for caching.
 
         `boundaries` are input positions the caller knows will be shared (end of a system prompt, of a message).
@@ -60,7 +63,14 @@ class PrefixCache(TreeCache):
         prompt, decisions = tokens[:n_input], self.decisions
         found = self.tree.match(prompt, max(0, n_input - 1))
         request = decisions.arrive(
-            "", prompt, now, found.resume_tokens, max(found.resume_tokens, found.kv_tokens), None, boundaries
+            "",
+            prompt,
+            now,
+            found.resume_tokens,
+            max(found.resume_tokens, found.kv_tokens),
+            None,
+            boundaries,
+            hints=hints,
         )
         self.resume(request, found.resume_node)
         positions = self._positions(request, total)

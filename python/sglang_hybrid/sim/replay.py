@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.sim.prefix_cache import Commit
 from sglang_hybrid.sim.trace import Tokens, Trace
 
@@ -26,7 +27,9 @@ class Cache(Protocol):
         """Tokens of `tokens` (a whole input) that the request can skip."""
         ...
 
-    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> object:
+    def commit(
+        self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
+    ) -> object:
         """Input and output of a finished request, offered to the cache, with what its client declared."""
         ...
 
@@ -79,7 +82,8 @@ def replay(trace: Trace, cache: Cache, capacity_bytes: int, timer: Callable[[], 
         start = timer()
         hits[i] = cache.lookup(tokens, r.ts)
         middle = timer()
-        done = cache.commit(r.tokens, r.n_input, r.ts, r.boundaries)
+        said = () if r.hints is NO_HINTS else (r.hints,)  # a cache that knows no hints can be given none
+        done = cache.commit(r.tokens, r.n_input, r.ts, r.boundaries, *said)
         end = timer()
         if isinstance(done, Commit):
             evictions = (evictions or 0) + done.evicted

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_hybrid.prefix.policies import served
-from sglang_hybrid.prefix.request_log import replay
+from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.sim.live import simulate
 
 _MOST = 20

@@ -14,6 +14,7 @@ from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.decisions import AHEAD, Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
@@ -60,6 +61,7 @@ class Running:
     boundaries: tuple[int, ...]
     limit: int
     key: Tokens  # of the tree
+    hints: Hints = NO_HINTS
     request: Request | None = None
     held: Node | None = None
     cached_tokens: int = 0
@@ -118,7 +120,9 @@ class SimulatedServer(TreeCache):
             return 0
         return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).resume_tokens
 
-    def commit(self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = ()) -> None:
+    def commit(
+        self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
+    ) -> None:
         """Serve a request from its arrival to its end: `tokens` are its prompt and its answer.
 
         One that the server can never hold is refused, as SGLang does.
@@ -126,7 +130,7 @@ class SimulatedServer(TreeCache):
         tokens = as_tokens(tokens)
         if not n_input or not self.holds(tokens.size):
             return
-        self.arrive("", tokens[:n_input], now, None, boundaries)
+        self.arrive("", tokens[:n_input], now, None, boundaries, hints=hints)
         computed = max(n_input, tokens.size - 1)  # nobody computes the last token of an answer
         self.decode("", computed - n_input, now)
         self.finish("", tokens[:computed], now)
@@ -140,6 +144,7 @@ class SimulatedServer(TreeCache):
         boundaries: tuple[int, ...] = (),
         limit: int = NO_LIMIT,
         answer_tokens: int = 0,
+        hints: Hints = NO_HINTS,
     ) -> int:
         """Match the prompt `tokens` and compute it; returns how many tokens of it were skipped.
 
@@ -147,7 +152,7 @@ class SimulatedServer(TreeCache):
         ConfigError if the server can never hold it.
         """
         tokens = as_tokens(tokens)
-        run = Running(request_id, tokens, namespace, boundaries, limit, self._key(tokens, namespace))
+        run = Running(request_id, tokens, namespace, boundaries, limit, self._key(tokens, namespace), hints)
         run.promised = tokens.size + answer_tokens
         self.running[request_id] = run
         self._match(run, now)
@@ -209,7 +214,7 @@ class SimulatedServer(TreeCache):
         assert node is not None
         request = decisions.arrive(
             run.id, run.tokens, now, run.cached_tokens, run.kv_tokens, run.namespace, run.boundaries,
-            min(run.limit, int(run.tokens.size)),
+            min(run.limit, int(run.tokens.size)), run.hints,
         )  # fmt: skip
         self.resume(request, node)
         return request

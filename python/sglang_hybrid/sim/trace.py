@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 
 Tokens = npt.NDArray[np.int32]
 TOKEN_LIMIT = 2**31  # token ids are int32
@@ -27,7 +28,8 @@ class Request:
     """One request: `tokens` is int32 of shape (n_input + n_output,), read-only, input first.
 
     `ts` is the arrival in seconds from any origin; `session` groups turns and is information for reports and ceilings
-    only (a cache never sees it). `boundaries` are input positions whose prefix the client declared to be shared.
+    only (a cache never sees it). `boundaries` are input positions whose prefix the client declared to be shared,
+    `hints` what it said of the time behind the request.
     """
 
     tokens: Tokens
@@ -36,6 +38,7 @@ class Request:
     session: str
     turn: int = 0
     boundaries: tuple[int, ...] = ()
+    hints: Hints = NO_HINTS
 
     @property
     def n_output(self) -> int:
@@ -121,6 +124,7 @@ def make_request(
     turn: int = 0,
     where: str = "request",
     boundaries: Sequence[int] = (),
+    hints: Hints = NO_HINTS,
 ) -> Request:
     """Build a request from token ids, validating them; raises TraceError whose message starts with `where`."""
     n_input = len(input_ids)
@@ -135,7 +139,7 @@ def make_request(
     tokens[:n_input] = _checked(input_ids, where)
     tokens[n_input:] = _checked(output_ids, where)
     tokens.flags.writeable = False
-    return Request(tokens, n_input, float(ts), session, turn, declared)
+    return Request(tokens, n_input, float(ts), session, turn, declared, hints)
 
 
 def _checked(ids: Sequence[int] | Tokens, where: str) -> Tokens:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.reuse.classes import CLASSES, GAPS, PRIORS, ROOMS, gap_level, returning, reuse_class, room
+from sglang_hybrid.prefix.reuse.classes import (
+    GAPS,
+    PLAIN_CLASSES,
+    PRIORS,
+    ROOMS,
+    gap_level,
+    returning,
+    reuse_class,
+    room,
+)
 from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.sim import open_cache, replay
@@ -25,7 +34,7 @@ def test_every_class_has_a_prior_and_every_class_is_reached() -> None:
     marks += [mark(Kind.APPENDED, depth=1, room=level) for level in range(ROOMS + 1)]
     marks += [mark(Kind.SUPERSEDED, hits) for hits in range(4)]
     marks += [mark(Kind.BRANCH, hits, 2.0**power) for hits in (1, 2, 9) for power in range(-9, 15)]
-    assert {reuse_class(one) for one in marks} == set(range(CLASSES)) == set(range(len(PRIORS)))
+    assert {reuse_class(one) for one in marks} == set(range(PLAIN_CLASSES))
 
 
 def test_ends_are_told_apart_by_kind_and_by_how_many_they_continue() -> None:
@@ -36,7 +45,9 @@ def test_ends_are_told_apart_by_kind_and_by_how_many_they_continue() -> None:
 
 def test_the_end_of_a_full_context_is_a_class_of_its_own() -> None:
     ends = (Kind.FRESH, Kind.APPENDED, Kind.DIVERGED)
-    assert {reuse_class(mark(kind, depth=depth, room=2)) for kind in ends for depth in (0, 1, 30)} == {CLASSES - 2}
+    assert {reuse_class(mark(kind, depth=depth, room=2)) for kind in ends for depth in (0, 1, 30)} == {
+        PLAIN_CLASSES - 2
+    }
     for kind in (Kind.BRANCH, Kind.DECLARED, Kind.SUPERSEDED):
         assert reuse_class(mark(kind, room=2)) == reuse_class(mark(kind))
     assert reuse_class(mark(Kind.APPENDED, hits=1, gap_s=3.0, room=2)) == reuse_class(mark(Kind.APPENDED, 1, 3.0))

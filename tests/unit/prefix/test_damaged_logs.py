@@ -23,7 +23,8 @@ from sglang_hybrid.prefix import log_schema
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.pools import PoolKind
-from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
+from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 
 SPEC = preset("qwen3-next-80b-a3b")
 MESSAGE_CHARS = 700

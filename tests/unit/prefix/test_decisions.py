@@ -16,7 +16,8 @@ from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.policies import served
 from sglang_hybrid.prefix.pools import PoolKind
-from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable, replay
+from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens
@@ -328,4 +329,4 @@ def test_a_namespace_takes_the_same_memory_however_long_its_name_is() -> None:
     assert decisions.arrive("b", tokens, 2.0, 0, 0, name).seen_tokens == 3
     assert decisions.arrive("c", tokens, 3.0, 0, 0, name + "x").seen_tokens == 0
     assert decisions.arrive("d", tokens, 4.0, 0, 0, "\ud800").seen_tokens == 0, "text that no encoding has"
-    assert sum(map(sys.getsizeof, decisions._namespaces)) < 1000
+    assert sum(map(sys.getsizeof, decisions.namespaces._numbers)) < 1000

@@ -14,7 +14,8 @@ from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.guard.guard import DEBT, SAVINGS, Guard
 from sglang_hybrid.prefix.guard.shadow import ShadowLru
 from sglang_hybrid.prefix.policies import POLICIES
-from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, replay
+from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import PrefixCache

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.reuse.classes import CLASSES, PRIORS
+from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, PRIORS
 from sglang_hybrid.prefix.reuse.history import PATH_MARKS, History
 from sglang_hybrid.prefix.reuse.table import BINS, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.mark import Kind
@@ -47,7 +47,7 @@ def test_an_end_knows_how_full_the_context_is() -> None:
     asked = history.observe(whole[:500], 500, 600.0)
     assert history.extend(whole, asked.tip, 601.0) is asked.tip
     assert asked.tip.room == 3
-    assert asked.tip.reuse_class == CLASSES - 1
+    assert asked.tip.reuse_class == PLAIN_CLASSES - 1
     assert fresh().observe(whole, 500, 0.0).tip.room == 0
 
 

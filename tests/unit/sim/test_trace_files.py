@@ -133,7 +133,7 @@ def test_a_request_log_that_is_cut_damaged_or_old(tmp_path: Path) -> None:
     path.write_bytes(content[:-20])
     assert "requests.log: the last line is cut and was skipped" in read_trace(path).notes
     path.write_bytes(b"[4" + content[2:])
-    with pytest.raises(TraceError, match="version 5"):
+    with pytest.raises(TraceError, match="version 6"):
         read_trace(path)
 
 
@@ -143,7 +143,7 @@ def test_a_retracted_request_is_one_and_an_id_may_come_again(tmp_path: Path) -> 
     first = path.read_text().splitlines()[0]
 
     def arrive(name: str, now: float, tokens: list[int]) -> list[object]:
-        return ["arrive", name, now, 0, 0, 0, 99, [], tokens, [], 0]
+        return ["arrive", name, now, 0, 0, 0, 99, [], tokens, [], 0, []]
 
     lines_ = [arrive("a", 1.0, [1, 2]), arrive("a", 2.0, [1, 2, 3]), ["finish", "a", 3.0, 5, [4, 5], 0]]
     lines_ += [arrive("a", 4.0, [1, 2]), ["finish", "a", 5.0, 1, [], 0]]

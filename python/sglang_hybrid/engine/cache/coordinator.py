@@ -11,6 +11,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.boundaries import first_message, lost_breakpoints, named
+from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
@@ -18,6 +19,7 @@ from sglang_hybrid.engine.cache.victims import end_tokens
 from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.mark import Mark
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class CacheCoordinator:
             requests.namespace(req),
             self._boundaries(req, tokens),
             0 if requests.streams(req) else requests.limit(req),  # a session's own KV is in no cache
+            self._hints(req),
         )
         self._use(record, request)
         record.misses = attribute(request, self.grid, max(self.grid, self.step), requests.limit(req))
@@ -115,6 +118,20 @@ class CacheCoordinator:
             return found
         self.account.event("boundaries", len(declared))
         return tuple(sorted({*found, *declared}))
+
+    def _hints(self, req: Any) -> Hints:
+        """What `req` says of the time behind it."""
+        given = getattr(req.sampling_params, "custom_params", None)
+        if given is None:
+            return NO_HINTS
+        try:
+            found = named_hints(given)
+        except ConfigError as error:  # as with boundaries
+            self.account.event("bad_hints")
+            logger.warning("request %s: %s", req.rid, error)
+            return NO_HINTS
+        self.account.event("hints", int(found is not NO_HINTS))
+        return found
 
     def _use(self, record: Tracked, request: Request) -> None:
         """A request resumes: the state there is used, and may have turned out to be where others part."""

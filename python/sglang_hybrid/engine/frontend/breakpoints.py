@@ -58,6 +58,13 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
     return found
 
 
+def lifetimes(body: dict[str, Any], paths: list[Path]) -> list[Any]:
+    """The `ttl` of every mark that has one."""
+    pieces = dict(_pieces(body))
+    found = [pieces[path].get(CONTROL) for path in paths if path in pieces] + [body.get(CONTROL)]
+    return [control["ttl"] for control in found if isinstance(control, dict) and control.get("ttl") is not None]
+
+
 def variants(body: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     """Bodies that differ from `body` right behind the piece at `path`, and nowhere before; [] where none is known."""
     if path[0] == "tools":

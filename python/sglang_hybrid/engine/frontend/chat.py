@@ -1,4 +1,4 @@
-"""Chat requests with cache breakpoints: every mark becomes a boundary at the token where its content ends.
+"""Chat requests with cache breakpoints and hints: a mark becomes a boundary at the token where its content ends.
 
 The prompt is rendered once more for each mark, by SGLang's own code, with something else behind the marked content
 (`breakpoints`); what both prompts begin with ends there. Requests without marks pass untouched.
@@ -16,21 +16,25 @@ from functools import partial
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.frontend.breakpoints import BREAKPOINT, CONTROL, Path, marked, shared, tokens_before, variants
+from sglang_hybrid.engine.cache import boundaries, hints
+from sglang_hybrid.engine.frontend import breakpoints
+from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
+from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, RETENTION, body_hints
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 
 logger = logging.getLogger(__name__)
 
-_WORDS = (CONTROL.encode(), BREAKPOINT.encode())
+_WORDS = tuple([word.encode() for word in (breakpoints.CONTROL, breakpoints.BREAKPOINT, HINTS, RETENTION, CACHE_KEY)])
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A body with marks, and how SGLang makes a chat request of a body; `params` are what the marks became."""
+    """A body with marks or hints, and how SGLang makes a chat request of a body; `params` are what they became."""
 
     body: dict[str, Any]
     paths: list[Path]
     convert: Callable[[dict[str, Any]], Any]
+    hints: Hints = NO_HINTS
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,7 +81,7 @@ def sample(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
 
 
 def _body(raw_request: Any) -> Any:
-    """The JSON of a request in which a mark may stand, None else; it was read already, so nothing is waited for."""
+    """The JSON of a request that may have marks or hints, None else; it was read already, so nothing is waited for."""
     raw = getattr(raw_request, "_body", b"")
     return json.loads(raw) if any(word in raw for word in _WORDS) else None
 
@@ -89,13 +93,14 @@ async def _answer(
     refuse: Callable[..., Any],
     anthropic: bool = False,
 ) -> Any:
-    """What `handle` answers to `raw_request`, whose marks `process` places meanwhile; bad ones are refused."""
+    """What `handle` answers to `raw_request`, whose marks `process` places meanwhile; bad words are refused."""
     body = _body(raw_request)
     try:
         paths = marked(body, anthropic)
+        said = body_hints(body, lifetimes(body, paths) if paths else [], anthropic)
     except ConfigError as error:
         return refuse(message=str(error))
-    token = _asked.set(_Asked(body, paths, convert) if paths else None)
+    token = _asked.set(_Asked(body, paths, convert, said) if paths or said != NO_HINTS else None)
     try:
         return await handle(raw_request)
     finally:
@@ -103,14 +108,15 @@ async def _answer(
 
 
 def process(original: Callable[..., Any], serving: Any, request: Any, is_multimodal: bool) -> Any:
-    """Around SGLang's rendering of a chat request: marks become `cache_boundaries` of its `custom_params`."""
+    """Around SGLang's rendering of a chat request: its marks and hints become `custom_params`."""
     asked = _asked.get()
     before = None if asked is None else request.model_copy()
     result = original(serving, request, is_multimodal)
     if asked is None or before is None:
         return result
     media = result.image_data or result.video_data or result.audio_data  # their tokens are not known yet
-    found = [] if media or request.input_ids is not None else _positions(asked, original, serving, before, result)
+    placed = asked.paths and not media and request.input_ids is None
+    found = _positions(asked, original, serving, before, result) if placed else []
     lost = len(asked.paths) - len(found)
     params = dict(request.custom_params or {})
     if found:
@@ -119,6 +125,8 @@ def process(original: Callable[..., Any], serving: Any, request: Any, is_multimo
     if lost:
         logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
         params[boundaries.LOST] = lost
+    if asked.hints != NO_HINTS:
+        params.setdefault(hints.KEY, hints.written(asked.hints))
     asked.params.update(params)
     request.custom_params = params
     return result

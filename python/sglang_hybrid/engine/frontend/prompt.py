@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache.boundaries import named
+from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, shown
 
 _DEFAULT_NEW_TOKENS = 128
@@ -42,6 +43,7 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
     if getattr(obj, "return_logprob", False):
         _require_logprobs(obj, params, len(ids), manager.context_len, samples)
     named(params.get("custom_params"), len(ids))
+    named_hints(params.get("custom_params"))
 
 
 def _require_logprobs(obj: Any, params: dict[str, Any], prompt: int, context: int, samples: int) -> None:

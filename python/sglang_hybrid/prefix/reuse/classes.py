@@ -8,6 +8,7 @@ gap between its uses, and by whether that mean is of one gap or of more.
 import numpy as np
 
 from sglang_hybrid.core.arrays import FloatArray
+from sglang_hybrid.prefix.reuse import hints
 from sglang_hybrid.prefix.reuse.table import EDGES_S, WIDTHS_S, Prior
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 
@@ -24,11 +25,11 @@ _SUPERSEDED_OFTEN = _APPENDED + DEPTHS
 _ONCE = _SUPERSEDED_OFTEN + 1
 _OFTEN = _ONCE + GAPS
 _FULL = _OFTEN + GAPS
-CLASSES = _FULL + ROOMS
+PLAIN_CLASSES = _FULL + ROOMS  # behind them the classes of hints
 
 
 def reuse_class(mark: Mark) -> int:
-    """The index in `PRIORS` of the class a mark belongs to now."""
+    """The index in `PRIORS` of the class a mark belongs to now, whatever its client says of it."""
     hits, kind = mark.hits, mark.kind
     if kind is Kind.SUPERSEDED:
         return int(kind) if hits < 2 else _SUPERSEDED_OFTEN
@@ -74,7 +75,7 @@ def _priors() -> tuple[Prior, ...]:
     once = [Prior(hazard=tuple(returning(gap, ONCE_GAPS, ONCE_GIVEN_UP))) for gap in means]
     often = [Prior(hazard=tuple(returning(gap, OFTEN_GAPS, OFTEN_GIVEN_UP))) for gap in means]
     full = [Prior(group="full")] * ROOMS
-    return (*kinds, *appended, Prior(SUPERSEDED_LEVEL), *once, *often, *full)
+    return (*kinds, *appended, Prior(SUPERSEDED_LEVEL), *once, *often, *full, *hints.PRIORS)
 
 
 PRIORS = _priors()

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.reuse.chain import Chain
-from sglang_hybrid.prefix.reuse.classes import reuse_class, room
+from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, reuse_class, room
+from sglang_hybrid.prefix.reuse.hints import HintTrust
 from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.check import check as check_tree
 from sglang_hybrid.prefix.tree.check import expect
@@ -61,6 +62,7 @@ class History:
         if max_tokens <= 0 or max_marks <= 0:
             raise ConfigError(f"the history needs room for at least one token and mark: {max_tokens}, {max_marks}")
         self.table = table
+        self.trust = HintTrust(table, PLAIN_CLASSES)
         self.tree: RadixTree = RadixTree()
         self._max_tokens = max_tokens
         self._max_marks = max_marks
@@ -150,6 +152,11 @@ class History:
             self._loose += mark.stage < 0
             self._touch(mark)
 
+    def hint(self, mark: Mark, hint: int) -> None:
+        """The client of `mark` said when it will be used again: `hint` is the class of that (`hint_classes`)."""
+        mark.hint = hint
+        mark.reuse_class = self.class_of(mark)
+
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: its first request is treated as a second sighting."""
         if tokens.size:
@@ -196,7 +203,7 @@ class History:
 
     def _touch(self, mark: Mark) -> None:
         """`mark` is the most recently used one now."""
-        mark.reuse_class = reuse_class(mark)
+        mark.reuse_class = self.class_of(mark)
         self._enter(mark, 0)
 
     def _enter(self, mark: Mark, stage: int) -> None:
@@ -213,7 +220,10 @@ class History:
             limit = now - EDGES_LIST[end]
             mark = chain.first
             while mark is not None and mark.last_s <= limit:
-                self.table.record_passed(mark.reuse_class, end - STRIDE, end)
+                if mark.hint:
+                    self.trust.passed(mark.hint, reuse_class(mark), end - STRIDE, end)
+                else:
+                    self.table.record_passed(mark.reuse_class, end - STRIDE, end)
                 if mark.node is None and stage + 1 == last:
                     self._leave(mark)
                 else:
@@ -223,7 +233,10 @@ class History:
     def _record_use(self, mark: Mark, now: float) -> None:
         at_bin = age_bin(now - mark.last_s)
         counted = min(at_bin // STRIDE, len(self._stages) - 1) * STRIDE  # `_age` has counted these bins already
-        self.table.record_use(mark.reuse_class, at_bin, counted)
+        if mark.hint:
+            self.trust.used(mark.hint, reuse_class(mark), at_bin, counted)
+        else:
+            self.table.record_use(mark.reuse_class, at_bin, counted)
 
     def _evict(self) -> None:
         while self.tree.kv_tokens > self._max_tokens or self.tree.states + self._loose > self._max_marks:
@@ -247,8 +260,9 @@ class History:
                 self._forget(node.state, node)
 
     def class_of(self, mark: Mark) -> int:
-        """The reuse class of a mark that is not in the history."""
-        return reuse_class(mark)
+        """The reuse class of a mark now, in the history or not."""
+        plain = reuse_class(mark)
+        return self.trust.reuse_class(mark.hint, plain) if mark.hint else plain
 
     def _forget(self, mark: Mark, node: Node) -> None:
         """Drop `mark` from `node`; whether it is used again stays unknown, so its age is no longer counted."""

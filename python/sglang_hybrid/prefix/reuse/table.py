@@ -45,12 +45,13 @@ class Prior(NamedTuple):
     """What is expected of a class before anything was seen of it.
 
     `level`: how much sooner than expected it is used again. Expected is the hazard per bin in `hazard` (length BINS);
-    without it that of all classes of the same `group`, without one that of all classes.
+    without it that of all classes of the same `group`, without one that of all classes but those that stand `apart`.
     """
 
     level: float = 1.0
     hazard: tuple[float, ...] | None = None
     group: str | None = None
+    apart: bool = False
 
 
 class ReuseTable:
@@ -75,6 +76,7 @@ class ReuseTable:
         groups: dict[str | int, list[int]] = {}
         for number, prior in enumerate(priors):
             groups.setdefault(prior.group or number, []).append(number)
+        self._apart = [prior.apart for prior in priors]
         self._group = [groups[prior.group or number] for number, prior in enumerate(priors)]
         self.events = [0.0] * (self.classes * BINS)
         self.passed = [0.0] * (self.classes * BINS)
@@ -94,11 +96,14 @@ class ReuseTable:
     def record_use(self, reuse_class: int, at_bin: int, since_bin: int = 0) -> None:
         """A mark of `reuse_class` was used again in `at_bin`, and had passed the bins from `since_bin` on unused."""
         self.events[reuse_class * BINS + at_bin] += 1.0
-        self._all.events[at_bin] += 1.0
+        if not self._apart[reuse_class]:
+            self._all.events[at_bin] += 1.0
         group = self._sums.get(self._group[reuse_class][0])
         if group is not None:
             group.events[at_bin] += 1.0
         self.record_passed(reuse_class, since_bin, at_bin)
+        if self._apart[reuse_class]:
+            return  # counted once already
         self._since_decay += 1
         if self._since_decay >= self._half_life / 8:
             self._since_decay = 0
@@ -111,10 +116,11 @@ class ReuseTable:
         """A mark of `reuse_class` outlived the bins [since_bin, to_bin) unused."""
         members = self._group[reuse_class]
         first = members[0]
-        group, start = self._sums.get(first), reuse_class * BINS
+        group, start, apart = self._sums.get(first), reuse_class * BINS, self._apart[reuse_class]
         for at in range(since_bin, to_bin):
             self.passed[start + at] += 1.0
-            self._all.passed[at] += 1.0
+            if not apart:
+                self._all.passed[at] += 1.0
             if group is not None:
                 group.passed[at] += 1.0
         self._counted[first] += 1.0
@@ -156,7 +162,7 @@ class ReuseTable:
         if min(self.events) < 0 or min(self.passed) < 0:
             raise InvariantError(f"reuse counts cannot be negative: {min(*self.events, *self.passed)}")
         groups = [(sums, self._group[first]) for first, sums in self._sums.items()]
-        for sums, classes in [(self._all, list(range(self.classes))), *groups]:
+        for sums, classes in [(self._all, [c for c in range(self.classes) if not self._apart[c]]), *groups]:
             for counts, sum_of in ((self.events, sums.events), (self.passed, sums.passed)):
                 for at in range(BINS):
                     counted = sum(counts[number * BINS + at] for number in classes)

@@ -29,7 +29,8 @@ class Mark:
 
     `last_s` is when it was made or last resumed from (seconds), `touch` the same in the cache's order of uses,
     `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `room` says
-    how full the context is there (`classes.room`), `reuse_class` indexes the reuse table. `older`, `newer`, `stage`
+    how full the context is there (`classes.room`), `hint` is the class of what its client said of the time until the
+    next use (`hints`, 0: nothing), `reuse_class` indexes the reuse table. `older`, `newer`, `stage`
     and `node` belong to the history: the neighbours in the order of last use, the stage of age they are in (-1: in
     none), and the node there. `evicted` and `refused` say why a checkpoint is not there: given up for another, or never
     taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept, because no state
@@ -40,7 +41,7 @@ class Mark:
     """
 
     __slots__ = (
-        "announced", "depth", "evicted", "gap_s", "hits", "kind", "last_s", "newer", "node", "older", "refused",
+        "announced", "depth", "evicted", "gap_s", "hint", "hits", "kind", "last_s", "newer", "node", "older", "refused",
         "reuse_class", "room", "stage", "touch", "unkept",
     )  # fmt: skip
 
@@ -49,6 +50,7 @@ class Mark:
         self.depth = 0
         self.room = 0
         self.hits = 0
+        self.hint = 0
         self.gap_s = 0.0
         self.last_s = last_s
         self.touch = touch
@@ -67,3 +69,4 @@ class Mark:
         self.hits += 1
         self.gap_s += (now - self.last_s - self.gap_s) / min(self.hits, GAPS_AVERAGED)
         self.last_s = now
+        self.hint = 0

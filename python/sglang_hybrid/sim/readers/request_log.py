@@ -1,4 +1,4 @@
-"""This project's own log of a server (`--hybrid-request-log`) as a trace: its prompts, answers, times and boundaries.
+"""This project's own log of a server (`--hybrid-request-log`) as a trace: its prompts, answers, times, marks and hints.
 
 Its tokens are chained hashes, or plain ones: equal prefixes are equal either way, within one log.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.request_log import model_of, read_log
+from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.trace import Request, TraceError, make_request
 
@@ -66,9 +66,11 @@ def _arrive(where: str, line: list[Any], asked: list[_Asked], under_way: dict[st
 
 
 def _request(one: _Asked, home: int, reading: Reading) -> Request:
-    session, now, namespace, boundaries, prompt = (one.arrival[i] for i in (1, 2, 3, 7, 8))
+    session, now, namespace, boundaries, prompt, hints = (one.arrival[i] for i in (1, 2, 3, 7, 8, 11))
     tokens = reading.apart(np.array(one.tokens, np.int32), "" if namespace == home else str(namespace))
     n_input = min(len(prompt), tokens.size)
     answer = tokens[n_input:] if one.length is not None else tokens[:0]
     inside = tuple(at for at in boundaries if at <= n_input)
-    return make_request(tokens[:n_input], answer, now, session, where=one.where, boundaries=inside)
+    return make_request(
+        tokens[:n_input], answer, now, session, where=one.where, boundaries=inside, hints=logged_hints(hints)
+    )

@@ -13,6 +13,7 @@ import numpy as np
 
 from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_trace
 from sglang_hybrid.sim.workloads import agents, chat, mixes, shifts, templates
+from sglang_hybrid.sim.workloads.said import said
 
 PREFIX = "workload:"
 
@@ -24,11 +25,15 @@ def generate(name: str, seed: int = 0, **params: float) -> Trace:
     if seed < 0:
         raise TraceError(f"a seed is a natural number, got {seed}")
     build = WORKLOADS[name]
-    typed = {key: _typed(name, build, key, value) for key, value in params.items()}
+    typed = {key: _typed(name, said if key in _SAID else build, key, value) for key, value in params.items()}
     label = name + "".join(f",{key}={value:g}" for key, value in sorted(typed.items()))
     # The name is part of the seed: seed 1 of two workloads must not draw the same tokens.
-    rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-    return make_trace(f"{label}#{seed}", build(rng, **typed))
+    number = zlib.crc32(name.encode())
+    requests = build(np.random.default_rng([number, seed]), **{k: v for k, v in typed.items() if k not in _SAID})
+    if any(key in _SAID for key in typed):
+        spoken = {key: value for key, value in typed.items() if key in _SAID}
+        requests = iter(said(np.random.default_rng([number, seed, 1]), requests, **spoken))
+    return make_trace(f"{label}#{seed}", requests)
 
 
 def parse(text: str, default_seed: int = 0) -> Trace:
@@ -47,9 +52,10 @@ def parse(text: str, default_seed: int = 0) -> Trace:
 
 
 def _typed(name: str, build: Callable[..., Any], key: str, value: float) -> float:
-    known = {k: p.default for k, p in inspect.signature(build).parameters.items() if k != "rng"}
+    known = _parameters(build)
     if key not in known:
-        raise TraceError(f"workload {name} has no such parameter, it takes seed, {', '.join(known)}: {key}")
+        takes = ", ".join([*known, *_SAID])
+        raise TraceError(f"workload {name} has no such parameter, it takes seed, {takes}: {key}")
     whole = isinstance(known[key], int)
     if not np.isfinite(value) or value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
         raise TraceError(f"workload parameter {key} must be positive, got {value}")
@@ -58,7 +64,15 @@ def _typed(name: str, build: Callable[..., Any], key: str, value: float) -> floa
     return int(value) if whole else float(value)
 
 
-_MAY_BE_ZERO = frozenset({"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens"})
+def _parameters(build: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(build).parameters.items()
+    return {name: parameter.default for name, parameter in parameters if name not in ("rng", "trace")}
+
+
+_SAID = tuple(_parameters(said))
+_MAY_BE_ZERO = frozenset(
+    {"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens", *_SAID}
+)
 
 WORKLOADS: dict[str, Callable[..., Iterator[Request]]] = {
     "lmsys": chat.lmsys,

@@ -1,0 +1,42 @@
+"""What the body of a chat request says of the time behind it, in the words of chat clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache.hints import hints_of, lifetime_s
+from sglang_hybrid.engine.frontend.limits import KEY, shown
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+
+HINTS, RETENTION, CACHE_KEY = "cache_hints", "prompt_cache_retention", "prompt_cache_key"
+_RETENTIONS_S = {"in_memory": -1.0, "in-memory": -1.0, "24h": 86_400.0}
+
+
+def body_hints(body: Any, ttls: list[Any], anthropic: bool = False) -> Hints:
+    """The hints of a body whose marks have the lifetimes `ttls`; raises ConfigError, which names the field.
+
+    The longest lifetime counts for all marks.
+    """
+    if not isinstance(body, dict):
+        return NO_HINTS
+    said = body.get(HINTS)
+    found = NO_HINTS if said is None else hints_of(said, HINTS)
+    longest = max([seconds for text in ttls if (seconds := lifetime_s(text)) is not None], default=-1.0)
+    if not anthropic:
+        longest = max(longest, _retention(body))
+        key = body.get(CACHE_KEY)
+        if key is not None and not (isinstance(key, str) and len(key) <= KEY):
+            raise ConfigError(f"{CACHE_KEY} is a text of at most {KEY} characters: {shown(key)}")
+    if found.lifetime_s < 0 <= longest:
+        found = found._replace(lifetime_s=longest)
+    return found
+
+
+def _retention(body: dict[str, Any]) -> float:
+    given = body.get(RETENTION)
+    if given is None:
+        return -1.0
+    if not isinstance(given, str) or given not in _RETENTIONS_S:
+        raise ConfigError(f"{RETENTION} is {' or '.join(map(repr, _RETENTIONS_S))}: {shown(given)}")
+    return _RETENTIONS_S[given]
