@@ -137,7 +137,7 @@ SAID += ("hints=1&random=1",)
 def hints() -> list[Cell]:
     """Clients that say what follows upon their requests: the truth, about that, half of them, and what is not true."""
     found = []
-    for name, seeds in (("sharegpt", 6), ("lmsys", 6), ("agentic", 2), ("swebench", 1)):
+    for name, seeds in (("sharegpt", 4), ("lmsys", 4), ("agentic", 1)):
         for seed in HELD_OUT_SEEDS[:seeds]:
             source = f"{name}?seed={seed}"
             found += _grid([source], ("lru", "marconi-paper", "forecast", "clairvoyant", "bound"), CAPACITIES[name])

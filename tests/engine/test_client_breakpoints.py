@@ -221,3 +221,29 @@ def test_bad_retentions_and_keys_are_refused_where_clients_have_them(client: Cli
         status, text = client.answer(CHATS[0], spoken(CHATS[0], **more))
         assert (status, message in text) == (400, True)
         assert client.answer("/v1/messages", spoken("/v1/messages", **more))[0] == 200, "it has no such field"
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+
+
+def test_a_conversation_whose_thoughts_are_left_out_later(
+    serve: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its next prompt parts from the last one in the opening of the answer, right behind the last message."""
+    template: Path = tmp_path_factory.mktemp("template") / "thinking.jinja"
+    template.write_text(THINKING)
+    flags = ("--max-mamba-cache-size", "12", "--max-total-tokens", "16384", "--max-running-requests", "2")
+    client = serve("gdn", *FLAGS["no_buffer"], *flags, "--chat-template", str(template))
+    client.flush()
+    messages_: list[dict[str, str]] = [{"role": "system", "content": "You open gates. " * 9}]
+    before = 0
+    for turn in range(4):
+        messages_.append({"role": "user", "content": f"And what of gate {turn}? " * 12})
+        usage = client.post("/v1/chat/completions", {"model": "m", "messages": messages_, "max_tokens": 8})["usage"]
+        if turn:
+            assert usage["prompt_tokens_details"]["cached_tokens"] == before, "all up to the last message"
+        before = usage["prompt_tokens"] - len("\nSassistant\n<think>")  # one token for the start of a message
+        messages_.append({"role": "assistant", "content": f"the gates</think>Gate {turn} is shut. " * 3})

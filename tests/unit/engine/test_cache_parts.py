@@ -29,6 +29,15 @@ def test_other_boundaries_are_refused(bad: object) -> None:
         boundaries.named({"cache_boundaries": bad}, 100)
 
 
+def test_the_last_message_ends_before_the_opening_of_the_answer() -> None:
+    tokens, ends = np.array([1, 2, 9, 3, 8, 4, 9, 5, 6]), np.array([9, 8], np.int64)
+    assert boundaries.last_message(tokens, ends) == (7,)
+    assert boundaries.last_message(tokens[:7], ends) == (), "nothing follows it"
+    assert boundaries.last_message(tokens[:6], ends) == (5,)
+    assert boundaries.last_message(tokens[:2], ends) == ()
+    assert boundaries.last_message(tokens, np.array([], np.int64)) == ()
+
+
 def test_the_first_message_ends_behind_its_last_token() -> None:
     tokens, ends = np.array([5, 6, 2, 7, 8, 2, 9]), np.array([2])
     assert boundaries.first_message(tokens, ends) == (3,)

@@ -1,4 +1,4 @@
-"""Positions of a prompt that others will share: named by the request, or the end of its first message.
+"""Positions of a prompt that others will share: named by the request, or where messages of a conversation end.
 
 The HTTP process checks what a request names (`engine/frontend`), the scheduler reads it.
 """
@@ -48,3 +48,12 @@ def first_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:
         if found.size and found[at := int(found.argmax())]:
             first = at
     return (first + 1,) if first + 1 < tokens.size else ()
+
+
+def last_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:
+    """The position behind the last token of `tokens` that ends a message, if more follows: the opening of an answer.
+
+    The next prompt need not begin with that: templates open an answer with `<think>` and leave thoughts out later.
+    """
+    last = max((int(found[-1]) for end in ends if (found := np.flatnonzero(tokens == end)).size), default=-1)
+    return (last + 1,) if 0 <= last < tokens.size - 1 else ()

@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
-from sglang_hybrid.engine.cache.boundaries import first_message, lost_breakpoints, named
+from sglang_hybrid.engine.cache.boundaries import first_message, last_message, lost_breakpoints, named
 from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.cache.prefill_states import PrefillStates
@@ -103,8 +103,13 @@ class CacheCoordinator:
         self.account.request(len(tokens), start, record.misses, self.now())
 
     def _boundaries(self, req: Any, tokens: np.ndarray) -> tuple[int, ...]:
-        """Positions of the prompt `tokens` that others will share: the end of its first message, what `req` names."""
+        """Positions of the prompt `tokens` that others will share: ends of messages, and what `req` names.
+
+        On a grid the state at the prompt's end nearly always lies before its last message's end.
+        """
         found = first_message(tokens, self._message_ends) if self._message_ends else ()
+        if found and self.grid == 1:
+            found = tuple(sorted({*found, *last_message(tokens, self._message_ends)}))
         given = getattr(req.sampling_params, "custom_params", None)
         if given is None:
             return found
