@@ -9,7 +9,6 @@ from typing import Protocol
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.tree.mark import Kind
 
 MOST_POSITIONS = 32
 """States one prefill may save: each holds a slot while the pass runs."""
@@ -107,7 +106,7 @@ class HistoryAdmission:
         for at, mark in reversed(request.earlier):
             if at < first:
                 break
-            if at <= end and mark.kind in (Kind.BRANCH, Kind.DECLARED):
+            if at <= end and mark.shared:
                 chosen.add(at)
         if request.branch is not None and first <= request.seen_tokens <= end:
             chosen.add(request.seen_tokens)

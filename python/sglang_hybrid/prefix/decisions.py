@@ -36,9 +36,6 @@ AHEAD = 256
 """An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
 then find what they need, and what an eviction costs before its first victim is spread over several of them."""
 
-SHARED = (Kind.BRANCH, Kind.DECLARED)
-"""Marks of positions that others begin with: the conversation that saved one does not supersede it."""
-
 
 class Decisions:
     """History, admission and eviction of one cache under `policy`, one of its own or a name (`policies.find`).
@@ -279,7 +276,7 @@ class Decisions:
         States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
         """
         grid, marks = self._grid, request.marks
-        shared = [at for at in marks if at // grid * grid == position and marks[at].kind in SHARED]
+        shared = [at for at in marks if at // grid * grid == position and marks[at].shared]
         if not shared:
             return None
         mark = marks[max(shared)]
@@ -303,11 +300,19 @@ class Decisions:
         placed[mark] = (node, end)
         return [(node, mark)] if other is node else [(node, mark), (other, self._old(mark, now))]
 
-    def superseded(self, mark: Mark, now: float) -> Mark | None:
-        """What `mark`, an earlier end of a request, becomes once a later end is saved; None where others share it."""
-        if mark.kind in SHARED:
+    def superseded(self, request: Request, mark: Mark, end: int, now: float) -> Mark | None:
+        """What `mark` of the state at `end` becomes once a later end of its request is saved; None: others share it.
+
+        Where a position right before is declared, the state may stand for that: then what is known of such ones counts.
+        """
+        if mark.shared:
             return None
         self._placed.pop(mark, None)
+        grid = self._grid
+        for at, near in request.marks.items():
+            if near.kind is Kind.DECLARED and near is not mark and at // grid * grid == end:
+                near.touch = max(near.touch, mark.touch)
+                return near
         return self._old(mark, now)
 
     def _old(self, mark: Mark, now: float) -> Mark:

@@ -282,7 +282,7 @@ class SimulatedServer(TreeCache):
         decisions.saved(request, [at])
         if mark is request.tip:
             earlier, run.tip = run.tip, leaf
-            self.supersede(earlier, leaf, mark.last_s)
+            self.supersede(request, earlier, leaf, mark.last_s)
         tree.attach(leaf, mark)
         self.place(leaf, mark, now)
 

@@ -87,14 +87,13 @@ class TreeCache:
             changed.state = its
             self.tree.changed[changed.id] = changed
 
-    def supersede(self, earlier: Node | None, later: Node, now: float) -> None:
-        """The state at `later` continues that at `earlier`, of the same request."""
+    def supersede(self, request: Request, earlier: Node | None, later: Node, now: float) -> None:
+        """The state at `later` continues that at `earlier`, both of `request`."""
         if earlier is None or earlier is later or earlier.parent is None or earlier.state is None:
             return
-        old = self.decisions.superseded(earlier.state, now)
+        old = self.decisions.superseded(request, earlier.state, earlier.end, now)
         if old is not None:
-            earlier.state = old
-            self.tree.changed[earlier.id] = earlier
+            self.place(earlier, old, now)
 
     def victim(self, pool: PoolKind, now: float) -> Node | None:
         """What is to be evicted next from `pool`; the caller evicts it."""

@@ -17,19 +17,20 @@ from sglang_hybrid.prefix.reuse.classes import (
     room,
 )
 from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable, age_bin
-from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.mark import FIRST, LATER, NEAR, Kind, Mark
 from sglang_hybrid.sim import open_cache, replay
 from sglang_hybrid.sim.workloads import generate
 
 
-def mark(kind: Kind, hits: int = 0, gap_s: float = 0.0, depth: int = 0, room: int = 0) -> Mark:
+def mark(kind: Kind, hits: int = 0, gap_s: float = 0.0, depth: int = 0, room: int = 0, site: int = 0) -> Mark:
     made = Mark(kind, 0.0)
-    made.hits, made.gap_s, made.depth, made.room = hits, gap_s, depth, room
+    made.hits, made.gap_s, made.depth, made.room, made.site = hits, gap_s, depth, room, site
     return made
 
 
 def test_every_class_has_a_prior_and_every_class_is_reached() -> None:
     marks = [mark(kind) for kind in Kind]
+    marks += [mark(Kind.DECLARED, site=site) for site in (FIRST, LATER, NEAR)]
     marks += [mark(Kind.APPENDED, depth=depth) for depth in range(1, 70)]
     marks += [mark(Kind.APPENDED, depth=1, room=level) for level in range(ROOMS + 1)]
     marks += [mark(Kind.SUPERSEDED, hits) for hits in range(4)]

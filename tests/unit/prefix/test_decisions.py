@@ -17,6 +17,7 @@ from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.policies import served
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog, chained, check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
@@ -65,7 +66,7 @@ def test_a_boundary_at_the_end_of_a_prompt_outlives_the_answer() -> None:
     document = words(rng, 300)
     warm_up = decisions.arrive("warm-up", document, 0.0, 0, 0, boundaries=(300,))
     declared = warm_up.tip
-    assert decisions.superseded(declared, 1.0) is None
+    assert decisions.superseded(warm_up, declared, 300, 1.0) is None
     decisions.finish(warm_up, np.concatenate((document, words(rng, 1))), 1.0, 300)
     assert warm_up.tip is not declared
     asked = decisions.arrive("asked", np.concatenate((document, words(rng, 50))), 2.0, 300, 300)
@@ -330,3 +331,38 @@ def test_a_namespace_takes_the_same_memory_however_long_its_name_is() -> None:
     assert decisions.arrive("c", tokens, 3.0, 0, 0, name + "x").seen_tokens == 0
     assert decisions.arrive("d", tokens, 4.0, 0, 0, "\ud800").seen_tokens == 0, "text that no encoding has"
     assert sum(map(sys.getsizeof, decisions.namespaces._numbers)) < 1000
+
+
+def conversation(decisions: Decisions, turns: int, behind: int) -> list[Request]:
+    """Turns that continue each other, each with a position declared `behind` tokens before its prompt's end."""
+    rng, so_far, found = random.Random(3), np.zeros(0, np.int32), []
+    for turn in range(turns):
+        prompt = np.concatenate((so_far, words(rng, 200)))
+        request = decisions.arrive(f"{turn}", prompt, 5.0 * turn, 0, 0, boundaries=(prompt.size - behind,))
+        so_far = np.concatenate((prompt, words(rng, 30)))
+        decisions.finish(request, so_far, 5.0 * turn, int(so_far.size))
+        found.append(request)
+    return found
+
+
+@pytest.mark.parametrize(("behind", "shared"), [(3, False), (150, True), (0, True)])
+def test_a_mark_right_before_a_prompts_end_is_its_conversations_and_others_are_for_all(
+    behind: int, shared: bool
+) -> None:
+    decisions = Decisions(SPEC, grid=64)
+    first, _ = conversation(decisions, 2, behind)
+    mark = first.marks[200 - behind]
+    assert mark.shared is shared
+    again = decisions.arrive("again", np.concatenate((first.key[1:201], words(random.Random(9), 90))), 11.0, 0, 0)
+    assert (200 - behind in again.positions) is shared
+    decisions.check()
+
+
+def test_a_state_that_is_superseded_stands_for_what_was_declared_right_before() -> None:
+    decisions = Decisions(SPEC, grid=64)
+    (request,) = conversation(decisions, 1, 3)
+    near = request.marks[197]
+    assert decisions.superseded(request, request.marks[200], 192, 1.0) is near
+    other = decisions.superseded(request, request.marks[200], 128, 1.0)
+    assert other is not None
+    assert other.kind is Kind.SUPERSEDED

@@ -200,19 +200,18 @@ class CacheCoordinator:
             self.decisions.saved(record.request, [end])
             if mark is record.request.tip:
                 earlier, record.tip_node = record.tip_node, node
-                self._supersede(earlier, node, mark.last_s)
+                self._supersede(record.request, earlier, node, mark.last_s)
         self._place(node, mark)
         self.victims.touch_below(node)
         if self.tier is not None:
             self.tier.saved(node)
 
-    def _supersede(self, earlier: Any, later: Any, now: float) -> None:
+    def _supersede(self, request: Request, earlier: Any, later: Any, now: float) -> None:
         if earlier is None or earlier is later or earlier.hybrid_mark is None:
             return
-        old = self.decisions.superseded(earlier.hybrid_mark, now)
+        old = self.decisions.superseded(request, earlier.hybrid_mark, end_tokens(earlier), now)
         if old is not None:
-            earlier.hybrid_mark = old
-            self.victims.touch(earlier)
+            self._place(earlier, old)
 
     def _place(self, node: Any, mark: Mark) -> None:
         """The state of `node` gets `mark`."""

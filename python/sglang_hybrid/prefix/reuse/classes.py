@@ -10,8 +10,9 @@ import numpy as np
 from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.prefix.reuse import hints
 from sglang_hybrid.prefix.reuse.table import EDGES_S, WIDTHS_S, Prior
-from sglang_hybrid.prefix.tree.mark import Kind, Mark
+from sglang_hybrid.prefix.tree.mark import FIRST, LATER, NEAR, Kind, Mark
 
+NEAR_TOKENS = 64
 DEPTHS = 4  # ends appended to 1, 2-3, 4-7, 8 and more earlier ones
 ROOMS = 3  # at most 1/16, 1/32, 1/64 of the context is left: what does not fit any more does not come
 GAPS = 11  # mean gaps below 0.5 s, 1 s, 2 s, ... 256 s, and longer ones
@@ -20,7 +21,8 @@ ONCE_GAPS, ONCE_GIVEN_UP = 1.0, 0.5  # after one gap: what it is worth, and the 
 OFTEN_GAPS, OFTEN_GIVEN_UP = 3.0, 0.2
 SUPERSEDED_LEVEL = 0.05
 
-_APPENDED = len(Kind)
+_SITES = int(Kind.DECLARED)  # the last of the kinds has a class for each site
+_APPENDED = _SITES + 3
 _SUPERSEDED_OFTEN = _APPENDED + DEPTHS
 _ONCE = _SUPERSEDED_OFTEN + 1
 _OFTEN = _ONCE + GAPS
@@ -37,9 +39,16 @@ def reuse_class(mark: Mark) -> int:
         return (_ONCE if hits == 1 else _OFTEN) + gap_level(mark.gap_s)
     if mark.room and kind < Kind.BRANCH:
         return _FULL + mark.room - 1
+    if kind is Kind.DECLARED:
+        return _SITES + mark.site
     if mark.depth:
         return _APPENDED + min(mark.depth.bit_length(), DEPTHS) - 1
     return int(kind)
+
+
+def site(first: bool, tokens_behind: int) -> int:
+    """The site of a position with `tokens_behind` of its prompt behind it; who declares the very end will share it."""
+    return NEAR if 0 < tokens_behind <= NEAR_TOKENS else FIRST if first else LATER
 
 
 def room(end_tokens: int, context_tokens: int) -> int:
@@ -71,11 +80,12 @@ def _priors() -> tuple[Prior, ...]:
     kinds = [Prior(SUPERSEDED_LEVEL if kind is Kind.SUPERSEDED else 1.0) for kind in Kind]
     appended = [Prior(group="appended")] * DEPTHS
     kinds[Kind.APPENDED] = appended[0]
+    sites = [Prior(group="declared")] * 3
     means = [FIRST_GAP_S * 2.0 ** (level - 0.5) for level in range(GAPS)]
     once = [Prior(hazard=tuple(returning(gap, ONCE_GAPS, ONCE_GIVEN_UP))) for gap in means]
     often = [Prior(hazard=tuple(returning(gap, OFTEN_GAPS, OFTEN_GIVEN_UP))) for gap in means]
     full = [Prior(group="full")] * ROOMS
-    return (*kinds, *appended, Prior(SUPERSEDED_LEVEL), *once, *often, *full, *hints.PRIORS)
+    return (*kinds[:_SITES], *sites, *appended, Prior(SUPERSEDED_LEVEL), *once, *often, *full, *hints.PRIORS)
 
 
 PRIORS = _priors()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.reuse.chain import Chain
-from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, reuse_class, room
+from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, reuse_class, room, site
 from sglang_hybrid.prefix.reuse.hints import HintTrust
 from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.check import check as check_tree
@@ -91,8 +91,9 @@ class History:
             branch = self._mark(self.tree.node_at(leaf, found.kv_tokens), Kind.BRANCH, now)
         if n_input in boundaries and tip.kind in (Kind.FRESH, Kind.APPENDED, Kind.DIVERGED):
             tip.kind = Kind.DECLARED  # its own end: the answer does not move it away
+            tip.site = site(False, 0)
             self._touch(tip)
-        declared = tuple([(at, self._mark(self.tree.node_at(leaf, at), Kind.DECLARED, now)) for at in boundaries])
+        declared = tuple([(at, self._declared(leaf, at, at == boundaries[0], n_input, now)) for at in boundaries])
         self._evict()
         self.table.refresh()
         return tuple.__new__(HistoryMatch, (found.kv_tokens, marks, branch, tip, kept, leaf, declared))
@@ -177,7 +178,7 @@ class History:
         """Count the reuse of a mark; an end becomes superseded, or a branch once it was used again after that."""
         self._record_use(used, now)
         used.use(now)
-        if used.kind in (Kind.DECLARED, Kind.SUPERSEDED):
+        if used.kind is Kind.SUPERSEDED or (used.kind is Kind.DECLARED and used.shared):
             used.kind = Kind.BRANCH
         elif used.kind != Kind.BRANCH:
             used.kind = Kind.SUPERSEDED
@@ -189,6 +190,15 @@ class History:
             before.node = None
             self.tree.drop(older)
             self._loose += 1
+
+    def _declared(self, leaf: Node, at: int, first: bool, n_input: int, now: float) -> Mark:
+        node = self.tree.node_at(leaf, at)
+        known = node.state is not None
+        mark = self._mark(node, Kind.DECLARED, now)
+        if not known:
+            mark.site = site(first, n_input - at)
+            mark.reuse_class = self.class_of(mark)
+        return mark
 
     def _mark(self, node: Node, kind: Kind, now: float, depth: int = 0) -> Mark:
         if node.state is not None:

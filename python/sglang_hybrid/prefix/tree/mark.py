@@ -20,6 +20,13 @@ class Kind(IntEnum):
     DECLARED = 5  # a boundary the caller named, not reused so far
 
 
+FIRST, LATER, NEAR = range(3)
+"""Sites: where in its prompt a position was declared, the first, a later one, or one right before the prompt's end.
+
+The prompt's end is saved anyway, and the next turn of the conversation goes on behind it. So what is declared near it
+is most often an end of that conversation, in another word.
+"""
+
 GAPS_AVERAGED = 16
 
 
@@ -29,12 +36,12 @@ class Mark:
 
     `last_s` is when it was made or last resumed from (seconds), `touch` the same in the cache's order of uses,
     `gap_s` averages the last gaps between uses, `depth` counts the earlier ends that this one continues, `room` says
-    how full the context is there (`classes.room`), `hint` is the class of what its client said of the time until the
-    next use (`hints`, 0: nothing), `reuse_class` indexes the reuse table. `older`, `newer`, `stage`
-    and `node` belong to the history: the neighbours in the order of last use, the stage of age they are in (-1: in
-    none), and the node there. `evicted` and `refused` say why a checkpoint is not there: given up for another, or never
-    taken for want of memory; `unkept` counts the tokens before the position whose KV was not kept, because no state
-    stands behind them; `announced` is a position that nobody has computed so far.
+    how full the context is there (`classes.room`), `site` where in its prompt it was declared, `hint` is the class of
+    what its client said of the time until the next use (`hints`, 0: nothing), `reuse_class` indexes the reuse table.
+    `older`, `newer`, `stage` and `node` belong to the history: the neighbours in the order of last use, the stage of
+    age they are in (-1: in none), and the node there. `evicted` and `refused` say why a checkpoint is not there: given
+    up for another, or never taken for want of memory; `unkept` counts the tokens before the position whose KV was not
+    kept, because no state stands behind them; `announced` is a position that nobody has computed so far.
 
     Compiled marks and nodes are no business of the garbage collector (`acyclic`): a full history has 800,000 of them.
     So whoever links them takes the links apart when they go.
@@ -42,13 +49,14 @@ class Mark:
 
     __slots__ = (
         "announced", "depth", "evicted", "gap_s", "hint", "hits", "kind", "last_s", "newer", "node", "older", "refused",
-        "reuse_class", "room", "stage", "touch", "unkept",
+        "reuse_class", "room", "site", "stage", "touch", "unkept",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
         self.kind = kind
         self.depth = 0
         self.room = 0
+        self.site = 0
         self.hits = 0
         self.hint = 0
         self.gap_s = 0.0
@@ -63,6 +71,11 @@ class Mark:
         self.refused = False
         self.unkept = 0
         self.announced = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether others are to begin here: the conversation that saved it does not supersede it."""
+        return self.kind is Kind.BRANCH or (self.kind is Kind.DECLARED and self.site != NEAR)
 
     def use(self, now: float) -> None:
         """Count one use at `now` seconds: hits, mean gap, last use."""
