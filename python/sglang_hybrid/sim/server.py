@@ -224,7 +224,7 @@ class SimulatedServer(TreeCache):
         free = self.free_states
         contenders = {} if free >= len(wanted_at) else self.decisions.contenders(request, wanted_at, now)
         kept = dict(wanted_at)
-        while free < len(kept):
+        while kept and free < len(kept):
             weakest = self.weakest(PoolKind.STATES, contenders, now)
             if isinstance(weakest, Node):
                 self._evict(PoolKind.STATES, 1, self.shape.states, now, weakest)

@@ -160,3 +160,14 @@ def test_a_state_that_is_worth_least_is_not_taken_and_nothing_leaves_for_it() ->
     assert found.weakest(PoolKind.STATES, dict(contenders), 0.2) == -1  # the one at 64
     assert {node.id for node in walk(found.tree) if node.state is not None} == held
     found.check()
+
+
+def test_running_requests_that_hold_more_than_all_slots_save_nothing() -> None:
+    found = server(states=5)
+    for number in range(3):  # of another server, whose pool was larger
+        found.arrive(str(number), text(number, 300), float(number), boundaries=(100,))
+    assert found.free_states <= 0
+    found.arrive("more", text(9, 300), 4.0, boundaries=(100,))
+    for name, number in (("0", 0), ("1", 1), ("2", 2), ("more", 9)):
+        found.finish(name, text(number, 300), 5.0)
+    assert quiet(found)

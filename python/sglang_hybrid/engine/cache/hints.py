@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+from sglang_hybrid.prefix.reuse.hints import NAMES, NO_HINTS, Hints
 
 KEY = "cache_hints"
 """Key of a request's `custom_params`: an object with `final`, `back_in_s` and `lifetime_s`, each of them optional."""
@@ -27,7 +27,7 @@ def hints_of(given: Any, field: str) -> Hints:
     if not isinstance(given, dict):
         raise ConfigError(f"{field} is an object: {given!r:.60}")
     for name in given:
-        if name not in Hints._fields:
+        if name not in NAMES:
             raise ConfigError(f"{field} has final, back_in_s and lifetime_s: {name!r:.60}")
     final = given.get("final", False)
     if not isinstance(final, bool):

@@ -39,6 +39,7 @@ class Hints(NamedTuple):
 
 
 NO_HINTS = Hints()
+NAMES = Hints._fields
 
 
 def hint_classes(hints: Hints, tenant: int) -> tuple[int, int]:
