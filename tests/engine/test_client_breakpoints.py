@@ -216,6 +216,8 @@ def test_bad_retentions_and_keys_are_refused_where_clients_have_them(client: Cli
     for more, message in (
         ({"prompt_cache_retention": "7d"}, "prompt_cache_retention is 'in_memory' or 'in-memory' or '24h': '7d'"),
         ({"prompt_cache_key": "k" * 2**20}, "prompt_cache_key is a text of at most 1024 characters"),
+        ({"prompt_cache_options": {"ttl": "soon"}}, "prompt_cache_options.ttl is a time as '30m': 'soon'"),
+        ({"prompt_cache_options": {"mode": "off"}}, "prompt_cache_options.mode is 'implicit' or 'explicit': 'off'"),
         ({"prompt_cache_key": 7}, "prompt_cache_key is a text of at most 1024 characters: 7"),
     ):
         status, text = client.answer(CHATS[0], spoken(CHATS[0], **more))

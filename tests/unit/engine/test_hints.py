@@ -66,5 +66,8 @@ def test_the_longest_lifetime_of_a_body_counts() -> None:
     assert body_hints(said, lifetimes(said, marked(said))).lifetime_s == 7.0
     silent: dict[str, Any] = {"messages": [{"role": "user", "content": [part(None)]}], "prompt_cache_key": "k"}
     assert body_hints(silent, lifetimes(silent, marked(silent))) == NO_HINTS
+    options = {**silent, "prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
+    assert body_hints(options, []) == Hints(lifetime_s=1800.0)
+    assert body_hints({**silent, "prompt_cache_options": {"mode": "implicit"}}, []) == NO_HINTS
     whole = {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "messages": [{"role": "user", "content": "a"}]}
     assert body_hints(whole, lifetimes(whole, marked(whole)), anthropic=True).lifetime_s == 3600.0

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
+from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.sim.readers import azure, read_trace
 from sglang_hybrid.sim.trace import TraceError
 
@@ -54,7 +55,7 @@ def test_a_servers_log_among_other_lines(tmp_path: Path) -> None:
 
 
 def test_namespaces_boundaries_and_probes_of_a_servers_log(tmp_path: Path) -> None:
-    declared = {"custom_params": {"cache_boundaries": [2]}}
+    declared = {"custom_params": {"cache_boundaries": [2], "cache_hints": {"back_in_s": 3}}}
     (tmp_path / "s.log").write_text(
         lines(
             finished(1, [3, 4, 5], sampling_params=declared),
@@ -65,13 +66,18 @@ def test_namespaces_boundaries_and_probes_of_a_servers_log(tmp_path: Path) -> No
         )
     )
     a, b, c, d = read_trace(tmp_path / "s.log").requests
-    assert a.boundaries == (2,)
+    assert (a.boundaries, a.hints, b.hints) == ((2,), Hints(back_in_s=3.0), NO_HINTS)
     assert b.tokens[0] == c.tokens[0]
     assert len({int(r.tokens[0]) for r in (a, b, d)}) == 3
     assert all(r.tokens[1:].tolist() == [4, 5, 9] for r in (a, b, c, d))
     (tmp_path / "bad.log").write_text(lines(finished(1, [3], sampling_params=declared)))
     with pytest.raises(TraceError, match="positions within the 1 input tokens"):
         read_trace(tmp_path / "bad.log")
+    for said, message in (({"final": 1}, "true or false"), ({"back_in_s": "3"}, "and seconds"), ([], "must be a dict")):
+        params = {"custom_params": {"cache_hints": said}}
+        (tmp_path / "bad.log").write_text(lines(finished(1, [3], sampling_params=params)))
+        with pytest.raises(TraceError, match=message):
+            read_trace(tmp_path / "bad.log")
 
 
 def test_an_answer_that_was_logged_in_part_is_said(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries, hints
 from sglang_hybrid.engine.frontend import breakpoints
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
-from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, RETENTION, body_hints
+from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 
 logger = logging.getLogger(__name__)
 
-_WORDS = tuple([word.encode() for word in (breakpoints.CONTROL, breakpoints.BREAKPOINT, HINTS, RETENTION, CACHE_KEY)])
+_NAMES = (breakpoints.CONTROL, breakpoints.BREAKPOINT, HINTS, RETENTION, CACHE_KEY, OPTIONS)
+_WORDS = tuple([name.encode() for name in _NAMES])
 
 
 @dataclass(frozen=True)

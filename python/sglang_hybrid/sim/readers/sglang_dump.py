@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from sglang_hybrid.prefix.reuse.hints import NAMES, NO_HINTS, Hints
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.trace import Request, Tokens, TraceError, make_request
@@ -136,21 +137,29 @@ class Dump:
         if output is None:
             output = self._reading.encode(reply) if isinstance(reply, str) and reply else []
         session = str(asked.get("session_id") or asked.get("rid") or where)
-        request = make_request(prompt, output, ts, session, where=where, boundaries=_boundaries(asked, where))
+        marks, said = _declared(asked, "cache_boundaries", list, where), _declared(asked, "cache_hints", dict, where)
+        request = make_request(
+            prompt, output, ts, session, where=where, boundaries=marks or [], hints=_hints(said or {}, where)
+        )
         namespace = "".join(f"{key} {asked[key]}\n" for key in ("extra_key", "lora_path") if asked.get(key))
         return replace(request, tokens=self._reading.apart(request.tokens, namespace))
 
 
-def _boundaries(asked: dict[str, Any], where: str) -> list[int]:
-    """What `custom_params` declares, as `cache_boundaries` of a request to this project's servers."""
+def _declared(asked: dict[str, Any], name: str, kind: type, where: str) -> Any:
+    """What `custom_params` of a request to this project's servers say under `name`, None if nothing."""
     found: Any = asked
-    for key in ("sampling_params", "custom_params", "cache_boundaries"):
+    for key in ("sampling_params", "custom_params", name):
         found = found.get(key) if isinstance(found, dict) else None
-    if found is None:
-        return []
-    if not isinstance(found, list):
-        raise TraceError(f"{where}: cache_boundaries must be a list, got {type(found).__name__}")
+    if found is not None and not isinstance(found, kind):
+        raise TraceError(f"{where}: {name} must be a {kind.__name__}, got {type(found).__name__}")
     return found
+
+
+def _hints(said: dict[str, Any], where: str) -> Hints:
+    final, *seconds = (said.get(name, default) for name, default in zip(NAMES, NO_HINTS, strict=True))
+    if not isinstance(final, bool) or not all(type(s) in (int, float) and abs(s) <= 1e15 for s in seconds):
+        raise TraceError(f"{where}: cache_hints are true or false and seconds, got {said!r:.80}")
+    return Hints(final, *map(float, seconds)) if said else NO_HINTS
 
 
 def _ids(record: dict[str, Any], key: str, where: str) -> list[int] | Tokens | None:
