@@ -346,15 +346,20 @@ class Decisions:
             found[-number] = Candidate(-number, at, base, base, 0, 1, 1, now, self._uses + 1, hits, False, reuse_class)
         return found
 
-    def weakest(self, pool: PoolKind, contenders: Mapping[int, Candidate], now: float) -> int | None:
-        """As `victim`, with `contenders` among what could leave; they are forgotten again."""
+    def weakest(self, pool: PoolKind, contenders: Mapping[int, Candidate], count: int, now: float) -> list[int]:
+        """The next `count` victims with `contenders` among what could leave; those are forgotten again."""
         for contender in contenders.values():
             self.put(pool, contender)
-        victim = self.victim(pool, now)
+        found: list[int] = []
+        while len(found) < count:
+            victim = self.victim(pool, now)
+            if victim is None:
+                break
+            found.append(victim)
         for number in contenders:
-            if number != victim:
+            if number not in found:
                 self.discard(pool, number)
-        return victim
+        return found
 
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was evicted: a later request that wanted it will be told so."""

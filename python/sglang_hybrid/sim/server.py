@@ -221,17 +221,15 @@ class SimulatedServer(TreeCache):
 
     def _reserve(self, request: Request, wanted_at: dict[int, int], now: float) -> dict[int, int]:
         """The places for which there are free slots, or worth more than what is evicted for them."""
-        free = self.free_states
-        contenders = {} if free >= len(wanted_at) else self.decisions.contenders(request, wanted_at, now)
-        kept = dict(wanted_at)
-        while kept and free < len(kept):
-            weakest = self.weakest(PoolKind.STATES, contenders, now)
-            if isinstance(weakest, Node):
-                self._evict(PoolKind.STATES, 1, self.shape.states, now, weakest)
-                free = self.free_states
-                continue
-            lost = contenders.pop(min(contenders) if weakest is None else weakest).end_tokens
-            if (mark := request.marks.get(kept.pop(lost))) is not None:
+        kept, short = dict(wanted_at), len(wanted_at) - self.free_states
+        if short <= 0 or not wanted_at:
+            return kept
+        contenders = self.decisions.contenders(request, wanted_at, now)
+        victims, lost = self.weakest(PoolKind.STATES, contenders, min(short, len(kept)), now)
+        if victims:
+            self._evict(PoolKind.STATES, len(victims), self.shape.states, now, victims)
+        for at in [contenders[number].end_tokens for number in lost]:
+            if (mark := request.marks.get(kept.pop(at))) is not None:
                 mark.refused = True
         return kept
 
@@ -362,7 +360,7 @@ class SimulatedServer(TreeCache):
             self._evict(PoolKind.KV, count - self.free_tokens, self.shape.kv_tokens, now)
         return self.free_tokens >= count
 
-    def _evict(self, pool: PoolKind, count: int, size: int, now: float, first: Node | None = None) -> None:
+    def _evict(self, pool: PoolKind, count: int, size: int, now: float, first: list[Node] | None = None) -> None:
         tree, ahead = self.tree, 0 if self._stock else size // AHEAD
         states = pool is PoolKind.STATES
         if states:
@@ -371,7 +369,7 @@ class SimulatedServer(TreeCache):
             self.decisions.fit(tree.states + self.free_states, max(0, tree.kv_tokens - count - ahead))
         before = tree.states if states else tree.kv_tokens
         while before - (tree.states if states else tree.kv_tokens) < count + ahead:
-            node, first = first or self.victim(pool, now), None
+            node = first.pop(0) if first else self.victim(pool, now)
             if node is None:
                 return
             self.evict(node)

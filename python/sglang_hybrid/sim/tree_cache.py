@@ -101,11 +101,16 @@ class TreeCache:
         victim = self.decisions.victim(pool, now)
         return None if victim is None else self._evictable[pool].pop(victim)
 
-    def weakest(self, pool: PoolKind, contenders: dict[int, Candidate], now: float) -> Node | int | None:
-        """What is worth least of `pool` and `contenders`: what is to be evicted next, or the id of a contender."""
+    def weakest(
+        self, pool: PoolKind, contenders: dict[int, Candidate], count: int, now: float
+    ) -> tuple[list[Node], list[int]]:
+        """The `count` that are worth least of `pool` and `contenders`: what is to be evicted, ids of contenders."""
         self._reindex()
-        victim = self.decisions.weakest(pool, contenders, now)
-        return victim if victim is None or victim in contenders else self._evictable[pool].pop(victim)
+        found = self.decisions.weakest(pool, contenders, count, now)
+        evictable = self._evictable[pool]
+        return [evictable.pop(one) for one in found if one not in contenders], [
+            one for one in found if one in contenders
+        ]
 
     def evict(self, node: Node) -> None:
         """Drop `node` if it is a leaf that nobody reads, else its state; KV that nothing needs goes with that."""

@@ -157,7 +157,7 @@ def test_a_state_that_is_worth_least_is_not_taken_and_nothing_leaves_for_it() ->
     request = found.decisions.arrive("more", text(99, 2000), 0.2, 0, 0, boundaries=(64, 1900))
     contenders = found.decisions.contenders(request, {64: 64, 1856: 1900}, 0.2)
     held = {node.id for node in walk(found.tree) if node.state is not None}
-    assert found.weakest(PoolKind.STATES, dict(contenders), 0.2) == -1  # the one at 64
+    assert found.weakest(PoolKind.STATES, dict(contenders), 1, 0.2) == ([], [-1])  # the one at 64
     assert {node.id for node in walk(found.tree) if node.state is not None} == held
     found.check()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -75,7 +76,7 @@ class Memory(ABC):
 
     @abstractmethod
     def evict_chosen(self) -> float:
-        """Evict what `victims.weakest` chose; how many states have room in the memory that came free."""
+        """Evict all that `victims.weakest` chose; how many states have room in the memory that came free."""
 
     def contest(self, contenders: dict[int, Candidate]) -> set[int]:
         """Those of the `contenders`, states that a pass is to save, for which there is a slot.
@@ -85,15 +86,15 @@ class Memory(ABC):
         left = dict(contenders)
         pool = PoolKind.BYTES if self.shared else PoolKind.STATES
         missing = float(len(left) - self.states.available_size())
-        while missing > 0:
-            lost = self.victims.weakest(self.cache.tree_core, pool, left, self.now())
-            if lost is not None:
+        while missing > 0 and left:
+            for lost in self.victims.weakest(self.cache.tree_core, pool, left, math.ceil(missing), self.now()):
                 del left[lost]
                 missing -= 1
-            elif freed := self.evict_chosen():
+            if self.victims.chosen:
+                freed = self.evict_chosen()
+                if not freed:
+                    break
                 missing -= freed
-            else:
-                break
         return set(left)
 
     @abstractmethod
@@ -174,7 +175,7 @@ class StaticMemory(Memory):
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         free = self.states.available_size()
-        self.cache.evict(EvictParams(num_tokens=0, mamba_num=1))
+        self.cache.evict(EvictParams(num_tokens=0, mamba_num=len(self.victims.chosen)))
         return float(self.states.available_size() - free)
 
     def leaving(self, pool: PoolKind, count: int) -> None:

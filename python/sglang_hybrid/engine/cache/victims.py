@@ -38,7 +38,7 @@ class Victims:
         self._dirty: dict[int, Any] = {}
         self._pending: dict[PoolKind, dict[int, Any]] = {pool: {} for pool in pools}
         self._known: dict[PoolKind, set[int]] = {pool: set() for pool in pools}
-        self.chosen: Any = None
+        self.chosen: list[Any] = []
         self._root: Any = None
         self._nobody = Mark(Kind.SUPERSEDED, 0.0)
         self._nobody.reuse_class = decisions.history.class_of(self._nobody)
@@ -103,10 +103,11 @@ class Victims:
 
     def next(self, core: Any, pool: PoolKind, now: float, tried: set[int]) -> Any | None:
         """The node to evict next, None if there is none that was not `tried`; unless it goes, `touch` it afterwards."""
-        chosen, self.chosen = self.chosen, None
-        if chosen is not None and chosen.id not in tried and self.evictable(core, pool, chosen):
-            tried.add(chosen.id)
-            return chosen
+        while self.chosen:
+            chosen = self.chosen.pop(0)
+            if chosen.id not in tried and self.evictable(core, pool, chosen):
+                tried.add(chosen.id)
+                return chosen
         while True:
             self.sync(core, pool)
             node_id = self._decisions.victim(pool, now)
@@ -126,24 +127,29 @@ class Victims:
 
     def choose(self, core: Any, now: float) -> Any | None:
         """What is worth least per byte, KV or state; `next` returns it to whichever pool is asked first then."""
-        self.chosen = None
-        self.chosen = node = self.next(core, PoolKind.BYTES, now, set())
-        self.touch(node)  # it may stay after all
+        self.chosen = []
+        node = self.next(core, PoolKind.BYTES, now, set())
+        if node is not None:
+            self.chosen = [node]
+            self.touch(node)  # it may stay after all
         return node
 
-    def weakest(self, core: Any, pool: PoolKind, contenders: Mapping[int, Candidate], now: float) -> int | None:
-        """The id of the contender that is worth less than what is cached; None: what is worth less leaves `next`."""
-        while True:
-            self.sync(core, pool)
-            node_id = self._decisions.weakest(pool, contenders, now)
-            if node_id is None or node_id in contenders:
-                return min(contenders) if node_id is None else node_id
+    def weakest(
+        self, core: Any, pool: PoolKind, contenders: Mapping[int, Candidate], count: int, now: float
+    ) -> list[int]:
+        """Of the `count` that are worth least, cached or contending, the ids of contenders; the others are `chosen`."""
+        self.sync(core, pool)
+        self.chosen, lost = [], []
+        for node_id in self._decisions.weakest(pool, contenders, count, now):
+            if node_id in contenders:
+                lost.append(node_id)
+                continue
             self._known[pool].discard(node_id)
             node = core._node_arena.get(node_id)
             if node is not None and self.evictable(core, pool, node):
-                self.chosen = node
+                self.chosen.append(node)
                 self.touch(node)  # it may stay after all
-                return None
+        return lost
 
     def unlocked(self, core: Any) -> tuple[list[Any], list[Any]]:
         """Slots of KV tokens and of states, node by node, that nobody reads."""

@@ -250,9 +250,12 @@ class ElasticMemory(Memory):
 
     def evict_chosen(self) -> float:
         """Memory changes its kind by whole columns: KV of less makes no room for a state, but counts as a part."""
-        node, sizing, free = self.victims.chosen, self.arena.sizing, self.states.available_size()
-        self._fit(sizing.state_slot_bytes)
-        freed = next((freed for kind in self._kinds_of(node) if (freed := self._evict(kind))), 0)
+        victims, sizing, free, freed = self.victims, self.arena.sizing, self.states.available_size(), 0
+        nodes, victims.chosen = victims.chosen, []
+        for node in nodes:
+            victims.chosen = [node]
+            self._fit(sizing.state_slot_bytes)
+            freed += next((got for kind in self._kinds_of(node) if (got := self._evict(kind))), 0)
         part = freed / (sizing.state_column_granules * sizing.granule_bytes)
         return max(part, float(self.states.available_size() - free))
 

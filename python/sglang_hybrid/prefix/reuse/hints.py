@@ -83,7 +83,7 @@ class HintTrust:
 
     def _hold(self, hint: int, plain: int, since_bin: int, at_bin: int, end_bin: int) -> None:
         """Hold both classes against what came: unused up to `at_bin`, then used if that is below `end_bin`."""
-        said, expected = self._table.hazard(self._offset + hint), self._table.hazard(plain)
+        said, expected = self._table.hazards[self._offset + hint], self._table.hazards[plain]
         gain = 0.0
         for at in range(since_bin, end_bin):
             if at == at_bin:

@@ -84,6 +84,7 @@ class ReuseTable:
         self._sums = {members[0]: _Sums() for members in groups.values() if len(members) > 1}  # by first of the group
         self.index: FloatArray = np.full((self.classes, BINS), 1e-6)
         self._index_values = flat(self.index)
+        self.hazards: list[list[float]] = [[FIRST_GUESS] * BINS] * self.classes  # that the index was reckoned from
         self._shrinkage = shrinkage
         self._half_life = half_life
         self._since_decay = 0
@@ -136,7 +137,8 @@ class ReuseTable:
             reuse_class = next(iter(self._stale))
             del self._stale[reuse_class]
             row, at = self._index_values, reuse_class * BINS
-            for rate in gittins(self.hazard(reuse_class)):
+            self.hazards[reuse_class] = hazard = self.hazard(reuse_class)
+            for rate in gittins(hazard):
                 row[at] = rate
                 at += 1
 
