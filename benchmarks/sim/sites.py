@@ -24,7 +24,7 @@ from sglang_hybrid.sim.cache import open_server
 from sglang_hybrid.sim.ceilings import Clairvoyant
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.reuse import ReuseIndex
-from sglang_hybrid.sim.trace import Request, Trace, make_trace
+from sglang_hybrid.sim.trace import Trace, TraceRequest, make_trace
 from sglang_hybrid.sim.workloads.draw import Lengths, arrivals, text, turns, zipf_choice
 
 MODEL = preset("qwen3-next-80b-a3b")
@@ -36,7 +36,7 @@ PLACES = ("tools", "system", "last")
 SETS: tuple[tuple[str, ...], ...] = ((), ("tools",), ("system",), ("last",), ("system", "last"), PLACES)
 
 
-def agents(rng: np.random.Generator, sessions: int, thoughts: bool) -> Iterator[tuple[Request, dict[str, int]]]:
+def agents(rng: np.random.Generator, sessions: int, thoughts: bool) -> Iterator[tuple[TraceRequest, dict[str, int]]]:
     """Requests with the position of every place."""
     tools = [text(rng, int(n)) for n in TOOLS.draw(rng, KINDS)]
     kinds, begins = zipf_choice(rng, KINDS, EXPONENT, sessions), arrivals(rng, sessions, RATE)
@@ -54,12 +54,12 @@ def agents(rng: np.random.Generator, sessions: int, thoughts: bool) -> Iterator[
             answer = np.concatenate([thought, call]) if thoughts else call
             tokens = np.concatenate([body, opening, answer]).astype(np.int32)
             tokens.flags.writeable = False
-            request = Request(tokens, len(body) + len(opening), float(now) + step * STEP_S, str(session), step)
+            request = TraceRequest(tokens, len(body) + len(opening), float(now) + step * STEP_S, str(session), step)
             yield request, {**ends, "last": len(body)}
             so_far = np.concatenate([body, OPENING[:2], call]).astype(np.int32)
 
 
-def declared(found: list[tuple[Request, dict[str, int]]], places: tuple[str, ...]) -> Trace:
+def declared(found: list[tuple[TraceRequest, dict[str, int]]], places: tuple[str, ...]) -> Trace:
     """The trace whose requests declare `places`."""
     return make_trace("agents", [replace(r, boundaries=tuple(sorted({at[p] for p in places}))) for r, at in found])
 

@@ -7,7 +7,17 @@ from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import Replay, replay
-from sglang_hybrid.sim.trace import Request, Trace, TraceError
+from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest
 from sglang_hybrid.sim.workloads import generate
 
-__all__ = ["POLICIES", "Replay", "Request", "Trace", "TraceError", "generate", "open_cache", "read_trace", "replay"]
+__all__ = [
+    "POLICIES",
+    "Replay",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "generate",
+    "open_cache",
+    "read_trace",
+    "replay",
+]

@@ -7,7 +7,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.sim.replay import Ints
 from sglang_hybrid.sim.server import SimulatedServer
-from sglang_hybrid.sim.trace import Request, Trace
+from sglang_hybrid.sim.trace import Trace, TraceRequest
 
 
 def serve(trace: Trace, server: SimulatedServer, concurrency: int, tokens_per_s: float) -> Ints:
@@ -42,12 +42,12 @@ class _Running:
     def __init__(self, server: SimulatedServer, tokens_per_s: float) -> None:
         self._server, self._pace = server, tokens_per_s
         self._ends: list[tuple[float, str]] = []
-        self._requests: dict[str, tuple[Request, float, int]] = {}  # with its start, and how much it has decoded
+        self._requests: dict[str, tuple[TraceRequest, float, int]] = {}  # with its start, and how much it has decoded
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def start(self, name: str, request: Request, now: float) -> int:
+    def start(self, name: str, request: TraceRequest, now: float) -> int:
         prompt = request.tokens[: request.n_input]
         hit = self._server.arrive(
             name, prompt, now, None, request.boundaries, answer_tokens=self._answer(request), hints=request.hints
@@ -78,6 +78,6 @@ class _Running:
         return end
 
     @staticmethod
-    def _answer(request: Request) -> int:
+    def _answer(request: TraceRequest) -> int:
         """Tokens of the answer that are computed: nobody computes the last."""
         return max(0, int(request.tokens.size) - request.n_input - 1)

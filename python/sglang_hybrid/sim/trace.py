@@ -24,7 +24,7 @@ class TraceError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class TraceRequest:
     """One request: `tokens` is int32 of shape (n_input + n_output,), read-only, input first.
 
     `ts` is the arrival in seconds from any origin; `session` groups turns and is information for reports and ceilings
@@ -63,7 +63,7 @@ class Trace:
     """
 
     name: str
-    requests: tuple[Request, ...]
+    requests: tuple[TraceRequest, ...]
     notes: tuple[str, ...] = ()
     model: ModelSpec | None = None
 
@@ -103,7 +103,7 @@ class Trace:
 
 
 def make_trace(
-    name: str, requests: Iterable[Request], notes: tuple[str, ...] = (), model: ModelSpec | None = None
+    name: str, requests: Iterable[TraceRequest], notes: tuple[str, ...] = (), model: ModelSpec | None = None
 ) -> Trace:
     """Sort by arrival (stable) and shift the origin to the first arrival; raises TraceError when there is nothing."""
     ordered = sorted(requests, key=lambda r: r.ts)
@@ -125,7 +125,7 @@ def make_request(
     where: str = "request",
     boundaries: Sequence[int] = (),
     hints: Hints = NO_HINTS,
-) -> Request:
+) -> TraceRequest:
     """Build a request from token ids, validating them; raises TraceError whose message starts with `where`."""
     n_input = len(input_ids)
     if n_input == 0:
@@ -139,7 +139,7 @@ def make_request(
     tokens[:n_input] = _checked(input_ids, where)
     tokens[n_input:] = _checked(output_ids, where)
     tokens.flags.writeable = False
-    return Request(tokens, n_input, float(ts), session, turn, declared, hints)
+    return TraceRequest(tokens, n_input, float(ts), session, turn, declared, hints)
 
 
 def _checked(ids: Sequence[int] | Tokens, where: str) -> Tokens:

@@ -14,7 +14,7 @@ from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.reuse import ReuseIndex
-from sglang_hybrid.sim.trace import Request, Trace, make_request, make_trace
+from sglang_hybrid.sim.trace import Trace, TraceRequest, make_request, make_trace
 from sglang_hybrid.sim.workloads import generate
 
 MODEL = preset("marconi-7b")
@@ -123,7 +123,7 @@ def test_a_simultaneous_trace_costs_no_space_time() -> None:
 
 
 def test_check_finds_a_wrong_byte_count() -> None:
-    trace = Trace("t", (Request(np.array([1, 2, 3], dtype=np.int32), 2, 0.0, "s"),))
+    trace = Trace("t", (TraceRequest(np.array([1, 2, 3], dtype=np.int32), 2, 0.0, "s"),))
     seer = Clairvoyant(ReuseIndex(trace), 10, TINY)
     seer.used_bytes = 1
     with pytest.raises(InvariantError, match="bytes are held"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_request, make_trace
+from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_request, make_trace
 
 
 def test_a_request_splits_into_input_and_output() -> None:
@@ -46,14 +46,14 @@ def test_an_empty_trace_is_refused() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Request(np.array([1, 2], dtype=np.int64), 1, 0.0, "s"),  # type: ignore[arg-type]
-        Request(np.array([1, 2], dtype=np.int32), 0, 0.0, "s"),
-        Request(np.array([1, 2], dtype=np.int32), 3, 0.0, "s"),
-        Request(np.array([1, -2], dtype=np.int32), 1, 0.0, "s"),
-        Request(np.array([1], dtype=np.int32), 1, float("nan"), "s"),
+        TraceRequest(np.array([1, 2], dtype=np.int64), 1, 0.0, "s"),  # type: ignore[arg-type]
+        TraceRequest(np.array([1, 2], dtype=np.int32), 0, 0.0, "s"),
+        TraceRequest(np.array([1, 2], dtype=np.int32), 3, 0.0, "s"),
+        TraceRequest(np.array([1, -2], dtype=np.int32), 1, 0.0, "s"),
+        TraceRequest(np.array([1], dtype=np.int32), 1, float("nan"), "s"),
     ],
 )
-def test_check_finds_requests_that_break_the_contract(request_: Request) -> None:
+def test_check_finds_requests_that_break_the_contract(request_: TraceRequest) -> None:
     with pytest.raises(InvariantError):
         Trace("t", (request_,)).check()
 

@@ -18,9 +18,9 @@ from sglang_hybrid.sim.readers.mooncake import Mooncake
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.readers.sglang_dump import Dump, looks_pickled
-from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_trace
+from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_trace
 
-RowReader = Callable[[Row], list[Request]]
+RowReader = Callable[[Row], list[TraceRequest]]
 
 ROWS: dict[str, Callable[[Reading], RowReader]] = {
     "marconi": lambda reading: marconi.read,
@@ -64,7 +64,7 @@ class _Folder:
 
     def __init__(self, reading: Reading, format: str | None) -> None:
         self.reading = reading
-        self.requests: list[Request] = []
+        self.requests: list[TraceRequest] = []
         self.model: ModelSpec | None = None
         self._forced = format
         self._found: tuple[str, str] | None = None  # the format, and the file that has it

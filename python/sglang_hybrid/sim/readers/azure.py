@@ -9,7 +9,7 @@ import numpy as np
 from sglang_hybrid.sim.readers.mooncake import MOST_TOKENS
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.trace import TOKEN_LIMIT, Request, TraceError, make_request
+from sglang_hybrid.sim.trace import TOKEN_LIMIT, TraceError, TraceRequest, make_request
 
 NOTE = "the trace holds lengths and no content: no request can be known to share a prefix, so every hit rate is 0"
 
@@ -21,7 +21,7 @@ class Azure:
         self._next = 0
         self._reading = reading
 
-    def __call__(self, row: Row) -> list[Request]:
+    def __call__(self, row: Row) -> list[TraceRequest]:
         n_input, n_output = row.integer("contexttokens", least=1), row.integer("generatedtokens")
         if n_input + n_output > MOST_TOKENS:
             raise TraceError(f"{row.where}: a request of more than {MOST_TOKENS} tokens, got {n_input} + {n_output}")

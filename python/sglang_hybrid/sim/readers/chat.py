@@ -16,7 +16,7 @@ import numpy as np
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.readers.text import count_words
-from sglang_hybrid.sim.trace import Request, Tokens, TraceError, make_request
+from sglang_hybrid.sim.trace import Tokens, TraceError, TraceRequest, make_request
 
 WORDS_PER_S = 1.5
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"} | dict.fromkeys(
@@ -32,7 +32,7 @@ class Chat:
         self._reading = reading
         self._rows = 0
 
-    def __call__(self, row: Row) -> list[Request]:
+    def __call__(self, row: Row) -> list[TraceRequest]:
         """Requests of a row; raises TraceError for one without messages."""
         start, self._rows = _time(row, float(self._rows)), self._rows + 1
         messages = [_message(m, row.where) for m in _messages(row)]
@@ -52,7 +52,7 @@ class Chat:
         prompt = np.concatenate([*(self._encode(role, text) for role, text in messages), _header("assistant")])
         return [make_request(prompt, output, start, session, where=row.where)]
 
-    def _turns(self, messages: list[tuple[str, str]], start: float, session: str, where: str) -> Iterator[Request]:
+    def _turns(self, messages: list[tuple[str, str]], start: float, session: str, where: str) -> Iterator[TraceRequest]:
         pieces: list[Tokens] = []
         now, turn = start, 0
         for role, text in messages:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_request
+from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_request
 
 
-def read(row: Row) -> list[Request]:
+def read(row: Row) -> list[TraceRequest]:
     """The request of a row with `input_tokens`, `output_tokens` (lists of ids) and `ts` (seconds)."""
     request = make_request(
         row.items("input_tokens"),

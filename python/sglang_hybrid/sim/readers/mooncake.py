@@ -7,7 +7,7 @@ Output tokens are unknown and become ids that never return; reuse of answers is 
 import numpy as np
 
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.trace import TOKEN_LIMIT, Request, TraceError, make_request
+from sglang_hybrid.sim.trace import TOKEN_LIMIT, TraceError, TraceRequest, make_request
 
 BLOCK_TOKENS = 512
 MOST_TOKENS = 2**24  # no context is that long; a length beyond it is a corrupt row
@@ -21,7 +21,7 @@ class Mooncake:
         self._ramp = np.arange(BLOCK_TOKENS, dtype=np.int64)
         self._fresh = TOKEN_LIMIT  # ids that never return are handed out from the top downwards
 
-    def __call__(self, row: Row) -> list[Request]:
+    def __call__(self, row: Row) -> list[TraceRequest]:
         n_input = row.integer("input_length", least=1)
         n_output = row.integer("output_length") if "output_length" in row.fields else 0
         if n_input + n_output > MOST_TOKENS:

@@ -14,7 +14,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.sim.readers.reading import Reading
-from sglang_hybrid.sim.trace import Request, TraceError, make_request
+from sglang_hybrid.sim.trace import TraceError, TraceRequest, make_request
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Asked:
     length: int | None = None  # of prompt and answer, when it ended
 
 
-def read(path: Path, name: str, reading: Reading) -> tuple[list[Request], ModelSpec]:
+def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], ModelSpec]:
     """Requests of the log, called `name` in messages, and what its server's model costs; raises TraceError.
 
     A request that had not ended when the log did has no answer, one that ended within its prompt has that part of it.
@@ -65,7 +65,7 @@ def _arrive(where: str, line: list[Any], asked: list[_Asked], under_way: dict[st
     asked.append(under_way[line[1]])
 
 
-def _request(one: _Asked, home: int, reading: Reading) -> Request:
+def _request(one: _Asked, home: int, reading: Reading) -> TraceRequest:
     session, now, namespace, boundaries, prompt, hints = (one.arrival[i] for i in (1, 2, 3, 7, 8, 11))
     tokens = reading.apart(np.array(one.tokens, np.int32), "" if namespace == home else str(namespace))
     n_input = min(len(prompt), tokens.size)

@@ -18,7 +18,7 @@ import numpy as np
 from sglang_hybrid.prefix.reuse.hints import NAMES, NO_HINTS, Hints
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.trace import Request, Tokens, TraceError, make_request
+from sglang_hybrid.sim.trace import Tokens, TraceError, TraceRequest, make_request
 
 _HEALTH_CHECK = "HEALTH_CHECK"  # how the ids of SGLang's own probes begin
 
@@ -80,7 +80,7 @@ class Dump:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
-    def pickled(self, file: IO[bytes], name: str) -> Iterator[Request]:
+    def pickled(self, file: IO[bytes], name: str) -> Iterator[TraceRequest]:
         """Requests of a pickled dump; raises TraceError with the number of the offending request."""
         try:
             dump = _InertUnpickler(file).load()
@@ -100,7 +100,7 @@ class Dump:
             answered = record[1] if isinstance(record[1], dict) else {}
             yield self._request(asked, answered, float(record[2]), where)
 
-    def __call__(self, row: Row) -> list[Request]:
+    def __call__(self, row: Row) -> list[TraceRequest]:
         """The request of a finished event, or of a row with plain `input_ids`, `output_ids` and `ts` seconds."""
         if "event" not in row.fields:
             return [self._request(row.fields, row.fields, row.number("ts"), row.where)]
@@ -124,7 +124,7 @@ class Dump:
         if isinstance(made, int) and isinstance(logged, list) and len(logged) < made:
             self._reading.notes["of an answer only the last tokens were logged (--incremental-streaming-output)"] += 1
 
-    def _request(self, asked: dict[str, Any], answered: dict[str, Any], ts: float, where: str) -> Request:
+    def _request(self, asked: dict[str, Any], answered: dict[str, Any], ts: float, where: str) -> TraceRequest:
         prompt = _ids(asked, "input_ids", where)
         text = asked.get("text")
         reply = answered.get("text")

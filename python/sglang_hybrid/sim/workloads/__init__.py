@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Request, Trace, TraceError, make_trace
+from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_trace
 from sglang_hybrid.sim.workloads import agents, chat, mixes, shifts, templates
 from sglang_hybrid.sim.workloads.said import said
 
@@ -74,7 +74,7 @@ _MAY_BE_ZERO = frozenset(
     {"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens", *_SAID}
 )
 
-WORKLOADS: dict[str, Callable[..., Iterator[Request]]] = {
+WORKLOADS: dict[str, Callable[..., Iterator[TraceRequest]]] = {
     "lmsys": chat.lmsys,
     "sharegpt": chat.sharegpt,
     "swebench": agents.swebench,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Request, Tokens
+from sglang_hybrid.sim.trace import Tokens, TraceRequest
 from sglang_hybrid.sim.workloads.chat import MODEL_HEADER, USER_HEADER
 from sglang_hybrid.sim.workloads.draw import CONTEXT_TOKENS, Lengths, text, tool_gaps, turns
 
@@ -23,14 +23,14 @@ AGENTIC_OBSERVATION = Lengths(340, 1.3, 10, 12_000)
 
 def swebench(
     rng: np.random.Generator, sessions: int = 100, sps: float = 1.0, art: float = 5.0, gap_sigma: float = 0.0
-) -> Iterator[Request]:
+) -> Iterator[TraceRequest]:
     """Agents that rewrite their history; a step follows the last after Poisson(`art`) seconds."""
     for session, n in enumerate(turns(rng, sessions, 15, 34.5, 51).tolist()):
         starts = session / sps + np.cumsum(tool_gaps(rng, n, art, gap_sigma))
         yield from _rewritten(rng, str(session), n, starts.tolist())
 
 
-def _rewritten(rng: np.random.Generator, session: str, n: int, starts: list[float]) -> Iterator[Request]:
+def _rewritten(rng: np.random.Generator, session: str, n: int, starts: list[float]) -> Iterator[TraceRequest]:
     observations = OBSERVATION.draw(rng, n)
     observations[0] = TASK.draw(rng, 1)[0]
     outputs = OUTPUT.draw(rng, n)
@@ -43,7 +43,7 @@ def _rewritten(rng: np.random.Generator, session: str, n: int, starts: list[floa
         if n_input > CONTEXT_TOKENS:
             return
         tokens.flags.writeable = False
-        yield Request(tokens, n_input, starts[turn], session, turn)
+        yield TraceRequest(tokens, n_input, starts[turn], session, turn)
         if sum(len(round_) == 2 for round_ in history) > KEPT_OBSERVATIONS:
             history[-KEPT_OBSERVATIONS].pop(0)
         history.append([asked, answer])
@@ -56,7 +56,7 @@ def agentic(
     art: float = 5.0,
     gap_sigma: float = 0.0,
     system_tokens: int = SYSTEM_TOKENS,
-) -> Iterator[Request]:
+) -> Iterator[TraceRequest]:
     """Agents that only append, behind one system prompt of `system_tokens`, until the context is full."""
     system = np.concatenate([USER_HEADER, text(rng, system_tokens)])
     for session, n in enumerate(turns(rng, sessions, 10, 36.0, 51).tolist()):
@@ -76,4 +76,4 @@ def agentic(
             n_input, end = end + asked, end + asked + answered
             if n_input > CONTEXT_TOKENS:
                 break
-            yield Request(tokens[:end], n_input, starts[turn], str(session), turn)
+            yield TraceRequest(tokens[:end], n_input, starts[turn], str(session), turn)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Request
+from sglang_hybrid.sim.trace import TraceRequest
 from sglang_hybrid.sim.workloads.agents import agentic, swebench
 from sglang_hybrid.sim.workloads.chat import sharegpt
 from sglang_hybrid.sim.workloads.draw import Lengths, text
@@ -13,7 +13,7 @@ from sglang_hybrid.sim.workloads.templates import fewshot
 SYSTEM_PROMPTS = 3
 
 
-def mixed(rng: np.random.Generator, sessions: int = 50, sps: float = 0.5) -> Iterator[Request]:
+def mixed(rng: np.random.Generator, sessions: int = 50, sps: float = 0.5) -> Iterator[TraceRequest]:
     """Three tenants at once: appending agents, short chats and few-shot templates."""
     duration_s = sessions / sps + 150.0
     rate = 8.0 * sps
@@ -22,7 +22,9 @@ def mixed(rng: np.random.Generator, sessions: int = 50, sps: float = 0.5) -> Ite
     yield from _named("templates", fewshot(rng, int(rate * duration_s), rate))
 
 
-def phases(rng: np.random.Generator, sessions: int = 50, sps: float = 1.0, pause_s: float = 5.0) -> Iterator[Request]:
+def phases(
+    rng: np.random.Generator, sessions: int = 50, sps: float = 1.0, pause_s: float = 5.0
+) -> Iterator[TraceRequest]:
     """Short chats, then rewriting agents, then few-shot templates: what was learned before is wrong afterwards."""
     start = 0.0
     for name, part in (
@@ -34,7 +36,7 @@ def phases(rng: np.random.Generator, sessions: int = 50, sps: float = 1.0, pause
         for r in _named(name, part):
             ts = start + r.ts
             last = max(last, ts)
-            yield Request(r.tokens, r.n_input, ts, r.session, r.turn)
+            yield TraceRequest(r.tokens, r.n_input, ts, r.session, r.turn)
         start = last + pause_s
 
 
@@ -50,7 +52,7 @@ def turnover(
     message_tokens: int = 80,
     output_tokens: int = 150,
     document_tokens: int = 6000,
-) -> Iterator[Request]:
+) -> Iterator[TraceRequest]:
     """Conversations, questions about a few long documents, then other conversations, `cycles` times.
 
     In each round every session (or document) is asked once, in another order. What a phase used never comes back, but
@@ -72,9 +74,9 @@ def turnover(
                 answered = np.concatenate([asked, text(rng, int(output.draw(rng, 1)[0]))])
                 if chats:
                     tokens[i] = answered
-                yield Request(answered, len(asked), clock, f"{kind} {phase} {i}", turn)
+                yield TraceRequest(answered, len(asked), clock, f"{kind} {phase} {i}", turn)
 
 
-def _named(tenant: str, requests: Iterable[Request]) -> Iterator[Request]:
+def _named(tenant: str, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     for r in requests:
-        yield Request(r.tokens, r.n_input, r.ts, f"{tenant} {r.session}", r.turn)
+        yield TraceRequest(r.tokens, r.n_input, r.ts, f"{tenant} {r.session}", r.turn)

@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_hybrid.prefix.reuse.hints import Hints
-from sglang_hybrid.sim.trace import Request
+from sglang_hybrid.sim.trace import TraceRequest
 
 
 def said(
     rng: np.random.Generator,
-    trace: Iterable[Request],
+    trace: Iterable[TraceRequest],
     hints: float = 1.0,
     wrong: float = 0.0,
     random: float = 0.0,
     error: float = 0.0,
-) -> list[Request]:
+) -> list[TraceRequest]:
     """The requests of `trace` in order of arrival; a share `hints` of the sessions says what follows upon each request.
 
     The last of a session says that it is, the others when the next one comes: with chance `wrong` that is the last, or
@@ -44,7 +44,7 @@ def said(
     return found
 
 
-def _gaps(ordered: list[Request]) -> list[float | None]:
+def _gaps(ordered: list[TraceRequest]) -> list[float | None]:
     """Seconds from each request to the next of its session, None for the last."""
     later: dict[str, float] = {}
     gaps: list[float | None] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Request, Tokens
+from sglang_hybrid.sim.trace import Tokens, TraceRequest
 from sglang_hybrid.sim.workloads.draw import Ints, Lengths, text, zipf_choice
 
 SPREAD = 0.4  # shape of the lengths within a set of prompts
@@ -35,7 +35,7 @@ class Client:
         lengths = Lengths(tokens * self.scale(), SPREAD, 48).draw(self.rng, count)
         return [text(self.rng, int(n)) for n in lengths]
 
-    def ask(self, prompt: Tokens, name: str, at_once: bool = False) -> Request:
+    def ask(self, prompt: Tokens, name: str, at_once: bool = False) -> TraceRequest:
         """The next request; `at_once`: no time has passed since the last."""
         rng = self.rng
         if not at_once:
@@ -44,9 +44,9 @@ class Client:
         question = [text(rng, int(self._question.draw(rng, 1)[0]))] if self._asks else []
         tokens = np.concatenate([prompt, *question, text(rng, int(self._output.draw(rng, 1)[0]))])
         tokens.flags.writeable = False
-        return Request(tokens, len(prompt) + sum(map(len, question)), ts, name)
+        return TraceRequest(tokens, len(prompt) + sum(map(len, question)), ts, name)
 
-    def ask_each(self, prompts: list[Tokens], order: Ints, name: str) -> Iterator[Request]:
+    def ask_each(self, prompts: list[Tokens], order: Ints, name: str) -> Iterator[TraceRequest]:
         """One request for each entry of `order`, an index of `prompts`."""
         for i in order.tolist():
             yield self.ask(prompts[i], f"{name} {i}")
@@ -56,7 +56,7 @@ def hotcold(
     rng: np.random.Generator, cold: int = 40, cold_tokens: int = 1500, cold_uses: int = 2, hot: int = 5,
     hot_tokens: int = 200, requests: int = 800, cycles: int = 2, rate: float = 4.0, tick_s: float = 0.0,
     question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """Long prompts, each of them `cold_uses` times, then a few short ones for a long time."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     for cycle in range(cycles):
@@ -68,7 +68,7 @@ def hotcold(
 def flips(
     rng: np.random.Generator, items: int = 60, tokens: int = 1200, exponent: float = 1.2, requests: int = 250,
     times: int = 5, rate: float = 4.0, tick_s: float = 0.0, question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """One set of prompts by a popularity that is turned upside down every `requests`."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     prompts = client.prompts(items, tokens)
@@ -82,7 +82,7 @@ def scans(
     rng: np.random.Generator, hot: int = 10, hot_tokens: int = 800, scan: int = 40, scan_tokens: int = 3000,
     visits: int = 1, every: int = 120, times: int = 8, rate: float = 4.0, tick_s: float = 0.0,
     question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """A working set, and every so often a sweep over long documents that are never asked for again."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     prompts = client.prompts(hot, hot_tokens)
@@ -94,7 +94,7 @@ def scans(
 def loops(
     rng: np.random.Generator, items: int = 24, tokens: int = 1500, rounds: int = 25, turns: int = 2,
     rate: float = 4.0, tick_s: float = 0.0, question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """A set of prompts asked in the same order again and again, `turns` times another set."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     for turn in range(turns):
@@ -107,7 +107,7 @@ def alternating(
     rng: np.random.Generator, small: int = 30, small_tokens: int = 500, large: int = 8, large_tokens: int = 4000,
     requests: int = 150, times: int = 8, rate: float = 4.0, tick_s: float = 0.0, question_tokens: int = 30,
     output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """Two sets of prompts that take turns, a period of `requests` each."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     sets = [client.prompts(small, small_tokens), client.prompts(large, large_tokens)]
@@ -119,7 +119,7 @@ def alternating(
 def drifts(
     rng: np.random.Generator, width: int = 12, tokens: int = 1200, requests: int = 1200, every: int = 20,
     rate: float = 4.0, tick_s: float = 0.0, question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """A window of `width` prompts that moves on by one every `every` requests; what it left never comes back."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     prompts = client.prompts(requests // every + width, tokens)
@@ -131,7 +131,7 @@ def bursts(
     rng: np.random.Generator, count: int = 120, group: int = 8, tokens: int = 1200, lasting: int = 6,
     lasting_tokens: int = 400, rate: float = 1.0, tick_s: float = 0.0, question_tokens: int = 30,
     output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """Bursts of `group` requests at one stamp for a prompt that is new, between requests for a few that last."""
     client = Client(rng, rate, tick_s, question_tokens, output_tokens)
     held = client.prompts(lasting, lasting_tokens)
@@ -145,7 +145,7 @@ def bursts(
 def shifting(
     rng: np.random.Generator, phases: int = 5, requests: int = 250, rate: float = 2.0, tick_s: float = 0.0,
     question_tokens: int = 30, output_tokens: int = 30,
-) -> Iterator[Request]:  # fmt: skip
+) -> Iterator[TraceRequest]:  # fmt: skip
     """Phases of any kind after each other: number and size of the prompts, their order and pace are drawn for each.
 
     A third of the phases go on with a set of an earlier one.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Request, Tokens
+from sglang_hybrid.sim.trace import Tokens, TraceRequest
 from sglang_hybrid.sim.workloads.chat import MODEL_HEADER, USER_HEADER
 from sglang_hybrid.sim.workloads.draw import Lengths, arrivals, text, zipf_choice
 
@@ -22,7 +22,7 @@ def fewshot(
     templates: int = 24,
     exponent: float = 1.1,
     one_off: float = 0.25,
-) -> Iterator[Request]:
+) -> Iterator[TraceRequest]:
     """Prompts = template (Zipf by popularity) + question; a share `one_off` of the requests has no template."""
     prompts = [text(rng, int(n)) for n in TEMPLATE.draw(rng, templates)]
     kinds = zipf_choice(rng, templates, exponent, requests)
@@ -41,7 +41,7 @@ def rag(
     exponent: float = 0.9,
     per_request: int = 4,
     system_tokens: int = 400,
-) -> Iterator[Request]:
+) -> Iterator[TraceRequest]:
     """Prompts = system prompt + documents by rank of relevance + question: only leading documents are ever shared."""
     system = text(rng, system_tokens)
     corpus = [text(rng, int(n)) for n in DOCUMENT.draw(rng, documents)]
@@ -56,7 +56,7 @@ def rag(
         yield _single(rng, body, int(outputs[i]), ts, f"topic {topics[i]}")
 
 
-def _single(rng: np.random.Generator, body: list[Tokens], n_output: int, ts: float, session: str) -> Request:
+def _single(rng: np.random.Generator, body: list[Tokens], n_output: int, ts: float, session: str) -> TraceRequest:
     tokens = np.concatenate([USER_HEADER, *body, MODEL_HEADER, text(rng, n_output)])
     tokens.flags.writeable = False
-    return Request(tokens, len(tokens) - n_output - len(MODEL_HEADER), ts, session)
+    return TraceRequest(tokens, len(tokens) - n_output - len(MODEL_HEADER), ts, session)
