@@ -46,6 +46,11 @@ class HybridConfig:
     seed_prefixes: str = _option(
         "", 'JSONL file of hot prefixes, one {"input_ids": [...]} a line: checkpointed the first time they are computed'
     )
+    state_events: str = _option(
+        "none",
+        "'published' tells routers where states come and go, on SGLang's channel of KV events (--kv-events-config)",
+        ("none", "published"),
+    )
     log_interval_s: float = _option(60.0, "least seconds between two summaries of the cache in the log; 0 is never")
     memory: str = _option(
         "static",

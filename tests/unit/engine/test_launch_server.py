@@ -362,3 +362,21 @@ def test_the_ranks_meet_at_a_port_that_no_connection_is_given(
     namespace = flags.parse_engine(rest)
     _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
     assert parsed.nccl_port in expected
+
+
+CHANNEL = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ((), "open it with --kv-events-config"),
+        (("--kv-events-config", CHANNEL, "--enable-hierarchical-cache"), "drop --enable-hierarchical-cache or"),
+        (("--kv-events-config", CHANNEL, "--disable-radix-cache"), "only our cache takes --hybrid-state-events"),
+    ],
+)
+def test_events_of_states_need_a_channel_and_our_cache_alone(line: tuple[str, ...], message: str) -> None:
+    config = HybridConfig(state_events="published")
+    with pytest.raises(ConfigError, match=message):
+        preflight.check_files(config, early.read(list(line)))
+    preflight.check_files(config, early.read(["--kv-events-config", CHANNEL]))

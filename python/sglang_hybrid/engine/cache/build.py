@@ -6,9 +6,10 @@ import logging
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat, publish
 from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
@@ -23,6 +24,9 @@ from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.seeds import read_prefixes
+
+if TYPE_CHECKING:
+    from sglang_hybrid.engine.cache.state_events import StateEvents
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +104,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         account=account,
         now=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
         tier=HostTier(cache, TYPES["state"], account.event) if tiered(ctx) else None,
+        events=_events(cache) if config.state_events == "published" else None,
     )
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
     ends = frozenset(ctx.model_config.hf_eos_token_id or ())
@@ -122,6 +127,17 @@ def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, in
         "buffers": int(pool.mamba_ping_pong_track_buffer_size) if buffered else 0,
         "track_tokens": int(args.mamba_track_interval or 0),
     }
+
+
+def _events(cache: Any) -> StateEvents:
+    try:
+        from sglang_hybrid.engine.cache.state_events import StateEvents
+    except ImportError as error:  # 0.5.17
+        raise ConfigError(
+            "--hybrid-state-events needs a newer SGLang, which has one recorder of events for all of its caches: "
+            f"{compat.engine_version()}"
+        ) from error
+    return StateEvents(cache)
 
 
 def _log(config: HybridConfig) -> RequestLog:

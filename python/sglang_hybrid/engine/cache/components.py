@@ -304,8 +304,7 @@ class HybridMamba(_Ordered, MambaComponent):
 
     def _lost(self, node: Any) -> None:
         """The state of `node` leaves the device."""
-        self.coordinator.victims.touch_below(node)
-        self.coordinator.account.event("states_evicted")
+        self.coordinator.left(node)
         if node.component_data[self.component_type].host_value is None:
             self.coordinator.lost(node)
 

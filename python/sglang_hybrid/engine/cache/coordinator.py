@@ -52,6 +52,7 @@ class CacheCoordinator:
         self.slots = parts.slots
         self.account = parts.account
         self.tier = parts.tier
+        self.events = parts.events
         self.now = parts.now
         self.memory = memory
         self.grid = rules.grid
@@ -205,6 +206,8 @@ class CacheCoordinator:
         self.victims.touch_below(node)
         if self.tier is not None:
             self.tier.saved(node)
+        if self.events is not None:
+            self.events.stored(node)
 
     def _supersede(self, request: Request, earlier: Any, later: Any, now: float) -> None:
         if earlier is None or earlier is later or earlier.hybrid_mark is None:
@@ -220,6 +223,13 @@ class CacheCoordinator:
         for changed, its in self.decisions.place(mark, node, end_tokens(node), self.now()):
             changed.hybrid_mark = its
             self.victims.touch(changed)
+
+    def left(self, node: Any) -> None:
+        """The state of `node` is no longer on the device."""
+        self.victims.touch_below(node)
+        self.account.event("states_evicted")
+        if self.events is not None:
+            self.events.removed(node)
 
     def lost(self, node: Any) -> None:
         """The state of `node` is in no tier any more."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
@@ -18,6 +18,9 @@ from sglang_hybrid.engine.hicache.tier import HostTier
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
+
+if TYPE_CHECKING:
+    from sglang_hybrid.engine.cache.state_events import StateEvents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class Parts:
     account: Account
     now: Callable[[], float]
     tier: HostTier | None = None
+    events: StateEvents | None = None
 
 
 class Memory(ABC):

@@ -143,6 +143,8 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
         _check_unused(config, "--hybrid-backend stock")
     if namespace.disable_radix_cache:
         _check_unused(config, "--disable-radix-cache")
+    if config.state_events == "published":
+        _check_events(namespace)
     read_prefixes(config.seed_prefixes)
     if config.request_log:
         schedulers = int(namespace.dp_size or 1) * int(namespace.pp_size or 1)
@@ -160,8 +162,26 @@ def check_model_is_ours(config: HybridConfig, model: Model) -> None:
         _check_unused(config, f"a model without known recurrent states, {model.config['architectures'][0]}")
 
 
+def _check_events(namespace: Any) -> None:
+    if not getattr(namespace, "kv_events_config", None):
+        raise ConfigError(
+            "states are told of on SGLang's channel of KV events, open it with --kv-events-config "
+            '\'{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}\': --hybrid-state-events published'
+        )
+    if getattr(namespace, "enable_hierarchical_cache", False):
+        raise ConfigError(
+            "states that move to a host tier and back are not told of; drop --enable-hierarchical-cache or "
+            "--hybrid-state-events: published"
+        )
+
+
 def _check_unused(config: HybridConfig, cause: str) -> None:
-    for value, flag in ((config.request_log, "--hybrid-request-log"), (config.seed_prefixes, "--hybrid-seed-prefixes")):
+    told = "" if config.state_events == "none" else config.state_events
+    for value, flag in (
+        (config.request_log, "--hybrid-request-log"),
+        (config.seed_prefixes, "--hybrid-seed-prefixes"),
+        (told, "--hybrid-state-events"),
+    ):
         if value:
             raise ConfigError(f"only our cache takes {flag}, and it is not active with {cause}; drop {flag}: {value}")
 

@@ -131,6 +131,16 @@ USES: tuple[Use, ...] = (
         "cache.forward",
         SCHEDULER,
     ),
+    Use("srt.disaggregation.kv_events:KVCacheEvent", SUBCLASS, "cache.state_events", SCHEDULER),
+    Use("srt.mem_cache.events:KVCacheEventRecorder", IMPORT, "cache.state_events", SCHEDULER, since="0.5.21"),
+    Use("srt.mem_cache.utils:hash_str_to_int64", IMPORT, "cache.state_events", SCHEDULER),
+    Use(
+        "srt.mem_cache.events:KVCacheEventRecorder._node_event_hash_values",
+        PRIVATE,
+        "cache.state_events",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Use("srt.mem_cache.memory_pool:MambaPool._slot_siblings", PRIVATE, "cache.kernels", SCHEDULER, since="0.5.21"),
     *(
         Use(f"srt.mem_cache.unified_cache.components:MambaComponent.{name}", PRIVATE, "cache.components", SCHEDULER)

@@ -1,0 +1,90 @@
+"""Events of states from a real server: an index over them says where the next prompt resumes, evictions included."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from sglang_hybrid.core.process import free_port
+from sglang_hybrid.prefix.index import STATE_KIND, RestartIndex
+from tests.engine.prompts import words
+from tests.engine.support import PATIENCE_S, Client
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PAGE = 64
+SMALL = (
+    "--max-mamba-cache-size",
+    "24",
+    "--max-total-tokens",
+    "6144",
+    "--page-size",
+    str(PAGE),
+    "--max-running-requests",
+    "2",
+)
+
+
+@contextmanager
+def told(client: Client) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The events that came since the last call, as soon as the server is quiet."""
+    import zmq
+
+    where = json.loads(client.get("/server_info"))["kv_events"]
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    socket.connect(f"tcp://127.0.0.1:{where['endpoint_port_base']}")
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+
+    def since() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while socket.poll(400):
+            found += msgspec.msgpack.decode(socket.recv_multipart()[-1])[1]
+        return found
+
+    try:
+        yield since
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("policy", ["forecast", "lru"])
+def test_what_is_foretold_is_what_is_served(serve: Callable[..., Client], policy: str) -> None:
+    channel = json.dumps({"publisher": "zmq", "endpoint": f"tcp://*:{free_port()}", "topic": "kv"})
+    client = serve(
+        "gdn", *SMALL, "--hybrid-policy", policy, "--hybrid-state-events", "published", "--kv-events-config", channel
+    )
+    rng, index = random.Random(7), RestartIndex(PAGE)
+    documents, chats = [words(rng, 400) for _ in range(8)], [[]]
+    with told(client) as since:
+        deadline = time.monotonic() + PATIENCE_S
+        while not index.workers and time.monotonic() < deadline:  # a subscription takes its time
+            client.generate(words(rng, 100), 2)
+            for event in since():
+                index.apply("a", event)
+        client.flush()
+        served = kinds = 0
+        for _ in range(70):
+            for event in since():
+                assert index.apply("a", event), event
+                kinds += event.get("kv_cache_spec_kind") == STATE_KIND
+            chat = rng.choice(chats[-4:]) if rng.random() < 0.4 else list(rng.choice(documents))
+            prompt = chat + words(rng, rng.randrange(20, 120))
+            foretold = index.reaches(prompt)["a"].resume_tokens
+            answer, cached = client.generate(prompt, 4)
+            assert cached == foretold
+            served += cached
+            chats.append(prompt + answer if len(prompt) < 900 else [])
+        client.flush()
+        for event in since():
+            index.apply("a", event)
+        assert index.reaches(prompt)["a"] == (0, 0)
+    assert served > 5000
+    assert kinds > 60
