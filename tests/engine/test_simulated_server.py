@@ -14,12 +14,18 @@ from tests.engine.support import Client, Prompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SMALL = ("--max-mamba-cache-size", "24", "--max-total-tokens", "3072", "--chunked-prefill-size", "256")
+CHUNKS = ("--chunked-prefill-size", "256")
+STATIC = (*CHUNKS, "--max-mamba-cache-size", "24", "--max-total-tokens", "3072")
+ELASTIC = (*CHUNKS, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.0022")
+BUFFERED = ("--mamba-radix-cache-strategy", "extra_buffer")
+UNBUFFERED = ("--mamba-radix-cache-strategy", "no_buffer")
 SERVERS = {
-    "extra_buffer": ("gdn", "forecast", ("--mamba-radix-cache-strategy", "extra_buffer")),
-    "no_buffer": ("gdn", "forecast", ("--mamba-radix-cache-strategy", "no_buffer")),
-    "stock": ("gdn", "lru", ("--mamba-radix-cache-strategy", "extra_buffer")),
-    "marconi": ("mamba2", "marconi-online", ("--mamba-radix-cache-strategy", "no_buffer")),
+    "extra_buffer": ("gdn", "forecast", (*STATIC, *BUFFERED)),
+    "no_buffer": ("gdn", "forecast", (*STATIC, *UNBUFFERED)),
+    "pages": ("gdn", "forecast", (*STATIC, *BUFFERED, "--page-size", "64")),
+    "elastic": ("gdn", "forecast", (*ELASTIC, *BUFFERED, "--page-size", "64")),
+    "stock": ("gdn", "lru", (*STATIC, *BUFFERED)),
+    "marconi": ("mamba2", "marconi-online", (*STATIC, *UNBUFFERED)),
 }
 
 
@@ -55,14 +61,17 @@ def test_every_hit_is_the_same(
 ) -> None:
     preset, policy, flags = SERVERS[server]
     log = tmp_path_factory.mktemp("log") / "requests.jsonl"
-    client = serve(preset, *SMALL, *flags, "--hybrid-policy", policy, "--hybrid-request-log", str(log))
+    client = serve(preset, *flags, "--hybrid-policy", policy, "--hybrid-request-log", str(log))
     converse(client, 90, seed=5)
     client.server.stop()
     live, again = simulate(log), replay(log)
     assert again.differences == []
     assert (again.evictions > 50) is (policy != "lru"), "SGLang asks nobody whom to evict by its own order"
     assert sum(live.served) > 5000
-    assert live.simulated == live.served
+    if server == "elastic":  # a bound, for no log says when a pass saved what it did, and ages decide who leaves
+        assert live.different <= len(live.served) // 30
+    else:
+        assert live.simulated == live.served
     other = simulate(log, "forecast" if policy == "lru" else "lru")
     assert other.served == live.served
-    assert other.different > 0, "the policy decides something"
+    assert other.different > live.different, "the policy decides something"

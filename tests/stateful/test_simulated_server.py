@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.memory.claims import BOTH
+from sglang_hybrid.memory.sizing import Kinds, Sizing
 from sglang_hybrid.prefix.policies import POLICIES, served
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import as_tokens
+from sglang_hybrid.sim.elastic import ElasticServer
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)
@@ -16,17 +19,30 @@ SHAPES = {
     "extra_buffer": Shape(12, 400, grid=8, chunk_tokens=24, track_tokens=16),
     "no_buffer": Shape(12, 400, grid=1, chunk_tokens=24, buffers=0),
     "steps": Shape(12, 400, grid=8, step=8, buffers=2),
+    "pages": Shape(12, 400, grid=8, chunk_tokens=24, track_tokens=16, page=8),
+}
+SIZINGS = {  # the same with one budget: columns of two states or one, and of 32 tokens
+    "elastic": (Shape(12, 400, grid=8, chunk_tokens=24, track_tokens=16, page=8), Kinds(2, 2, 8, 30), 64),
+    "elastic_no_buffer": (Shape(12, 400, grid=1, chunk_tokens=24, buffers=0), Kinds(2, 2, 1, 60), 64),
 }
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
+def server(memory: str, policy: str) -> tuple[SimulatedServer, Shape]:
+    """A server with one of SHAPES or SIZINGS, and its shape."""
+    if memory in SHAPES:
+        return SimulatedServer(MODEL, SHAPES[memory], policy), SHAPES[memory]
+    shape, kinds, granule_bytes = SIZINGS[memory]
+    return ElasticServer(MODEL, shape, Sizing(kinds, granule_bytes, 64 * 48, 2), policy), shape
+
+
 class ServerMachine(RuleBasedStateMachine):
     policy = "forecast"
-    shape = SHAPES["extra_buffer"]
+    memory = "extra_buffer"
 
     def __init__(self) -> None:
         super().__init__()
-        self.server = SimulatedServer(MODEL, self.shape, self.policy)
+        self.server, self.shape = server(self.memory, self.policy)
         self.running: dict[str, list[int]] = {}
         self.past: list[tuple[str | None, list[int]]] = []
         self.now = 0.0
@@ -42,6 +58,7 @@ class ServerMachine(RuleBasedStateMachine):
         hit = self.server.arrive(name, as_tokens(prompt), self.now, namespace)
         seen = [past[:hit] for other, past in self.past if other == namespace]
         assert hit == 0 or (hit < len(prompt) and prompt[:hit] in seen)
+        assert hit % self.shape.page == 0
         self.running[name] = prompt
         self.past.append((namespace, prompt))
 
@@ -62,6 +79,7 @@ class ServerMachine(RuleBasedStateMachine):
         server.check()
         assert server.free_states >= 0
         assert server.free_tokens >= 0
+        assert server.free_tokens % self.shape.page == 0
         marks = [node.state for node in walk(server.tree) if node.state is not None]
         assert len({id(mark) for mark in marks}) == len(marks), "the use of one state would leave another's price"
 
@@ -70,13 +88,22 @@ class ServerMachine(RuleBasedStateMachine):
             self.server.finish(name, as_tokens(prompt), self.now)
         server = self.server
         server.check()
-        assert server.free_states + server.tree.states == self.shape.states, "what ran has given back its slots"
-        assert server.free_tokens + server.tree.kv_tokens == self.shape.kv_tokens
+        if isinstance(server, ElasticServer):
+            while server.claims.evict_one(BOTH):
+                pass
+            holdings = server.claims.holdings
+            holdings.release_held()
+            holdings.sort(wait=True)
+            pinned = server.sizing.kv_column_granules + server.sizing.state_column_granules
+            assert (server.tree.states, server.tree.kv_tokens, holdings.budget.used) == (0, 0, pinned)
+        else:
+            assert server.free_states + server.tree.states == self.shape.states, "what ran has given back its slots"
+            assert server.free_tokens + server.tree.kv_tokens == self.shape.kv_tokens
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("memory", [*SHAPES, *SIZINGS])
 @pytest.mark.parametrize("policy", [*served(), "vllm+"])
-def test_random_requests(policy: str, shape: str) -> None:
+def test_random_requests(policy: str, memory: str) -> None:
     assert policy in POLICIES
-    machine = type("Machine", (ServerMachine,), {"policy": policy, "shape": SHAPES[shape]})
+    machine = type("Machine", (ServerMachine,), {"policy": policy, "memory": memory})
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))

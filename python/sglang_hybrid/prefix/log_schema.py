@@ -131,12 +131,15 @@ _COSTS = (
 COSTS = tuple(field.name for field in _COSTS)
 """What of a ModelSpec decides anything."""
 
-SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens")
-"""What a simulated server is made from (`sim.server.Shape`); all 0 where there are no two pools of fixed size."""
+SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens", "page")
+"""What a simulated server is made from (`sim.server.Shape`): all 0 where it cannot be, the first two with a budget."""
+
+BUDGET = ("budget_bytes", "granule_bytes", "kv_row_bytes", "kv_planes", "state_bytes", "request_states")
+"""What elastic memory is made from (`memory.sizing`); all 0 where there are two pools of fixed size."""
 
 SETTINGS: tuple[Field, ...] = (
     Field("policy", "the name of a policy", _is_policy), _whole("grid", 1), _flag("guarded"), *_COSTS,
-    *(_whole(name) for name in SHAPE),
+    *(_whole(name) for name in SHAPE), *(_whole(name, 0, _INT64) for name in BUDGET),
 )  # fmt: skip
 """What the first line says of the server."""
 

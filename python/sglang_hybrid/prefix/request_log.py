@@ -36,7 +36,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.guard.shadow import UNLIMITED
-from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, SHAPE
+from sglang_hybrid.prefix.log_schema import BUDGET, COSTS, LINE_BYTES, SHAPE
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
@@ -45,7 +45,7 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -151,7 +151,7 @@ class RecordedDecisions(Decisions):
         super().__init__(model, policy, grid=grid, guarded=guarded)
         self._log = log
         costs = {key: value for key, value in asdict(model).items() if key in COSTS}
-        sizes = {name: 0 if shape is None else shape[name] for name in SHAPE}
+        sizes = {name: (shape or {}).get(name, 0) for name in (*SHAPE, *BUDGET)}
         log.write(VERSION, {"policy": policy, "grid": grid, "guarded": guarded, **costs, **sizes})
 
     def arrive(

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.log_schema import SHAPE
+from sglang_hybrid.memory.sizing import Kinds, Sizing
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens
+from sglang_hybrid.sim.elastic import ElasticServer
 from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 
@@ -41,43 +42,59 @@ class _Running:
     decoded: int = 0
 
 
-class _Server(SimulatedServer):
+class _Timed(SimulatedServer):
     """Evicts at the times of the log, so that ages are those of the server."""
 
-    def __init__(self, model: ModelSpec, shape: Shape, policy: str) -> None:
-        super().__init__(model, shape, policy)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.times: deque[float] = deque()
 
     def victim(self, pool: PoolKind, now: float) -> Node | None:
         return super().victim(pool, self.times.popleft() if self.times else now)
 
 
+class _Elastic(_Timed, ElasticServer):
+    """The same over one budget."""
+
+
 def simulate(path: Path, policy: str = "", states: int = 0, kv_tokens: int = 0, model: ModelSpec | None = None) -> Live:
     """Send the requests of the log at `path` through a simulated server; what is not given is as it was.
 
-    Requests that ran side by side are assumed to decode at an even pace. Raises ConfigError for what is no log, and
-    for the log of a server without two pools of fixed size unless both sizes are given.
+    With both sizes given it has two pools of those, also where the log's server had elastic memory. Requests that ran
+    side by side are assumed to decode at an even pace. Raises ConfigError for what is no log, and where a size is
+    neither given nor known.
     """
     lines = list(read_log(path))
     settings = lines[0][1]
-    shape = Shape(
-        **{name: int(settings[name]) for name in SHAPE if name not in ("states", "kv_tokens")},
-        states=states or settings["states"] or _unknown(path),
-        kv_tokens=kv_tokens or settings["kv_tokens"] or _unknown(path),
-        grid=settings["grid"],
-    )
-    server = _Server(model or model_of(settings), replace(shape, step=max(1, shape.step)), policy or settings["policy"])
+    costs, name = model or model_of(settings), policy or settings["policy"]
+    sizing = None if states or kv_tokens else _sizing(settings)
+    if sizing is None:
+        states, kv_tokens = states or settings["states"], kv_tokens or settings["kv_tokens"]
+        if not states or not kv_tokens:
+            raise ConfigError(
+                f"give the sizes of both pools (--states, --kv-tokens), this log does not say them: {path}"
+            )
+    else:
+        states, kv_tokens = sizing.states, sizing.tokens
+    rest = {name: int(settings[name]) for name in ("chunk_tokens", "buffers", "track_tokens")}
+    step, page = max(1, settings["step"]), max(1, settings["page"])
+    shape = Shape(states, kv_tokens, settings["grid"], step, page=page, **rest)
+    server = _Timed(costs, shape, name) if sizing is None else _Elastic(costs, shape, sizing, name)
     return _Feed(server, [line for _, line in lines[1:] if line]).run()
 
 
-def _unknown(path: Path) -> int:
-    raise ConfigError(f"give the sizes of both pools, this log's server had elastic memory or no checkpoints: {path}")
+def _sizing(settings: dict[str, Any]) -> Sizing | None:
+    """Of a server with elastic memory; None for others."""
+    if not settings["budget_bytes"]:
+        return None
+    kinds = Kinds(settings["kv_row_bytes"], settings["kv_planes"], settings["page"], settings["state_bytes"])
+    return Sizing(kinds, settings["granule_bytes"], settings["budget_bytes"], settings["request_states"])
 
 
 class _Feed:
     """Plays the events of a log, in its order."""
 
-    def __init__(self, server: _Server, lines: list[list[Any]]) -> None:
+    def __init__(self, server: _Timed, lines: list[list[Any]]) -> None:
         self.server, self.live = server, Live()
         self._lines = lines
         self._running: dict[str, _Running] = {}
@@ -94,15 +111,24 @@ class _Feed:
         return self.live
 
     def _events(self) -> Iterator[tuple[list[Any], list[float]]]:
+        """Arrivals and ends, with the times at which something was evicted for them: also those of later chunks."""
         times: list[float] = []
+        prefill: list[Any] | None = None
         for line in self._lines:
+            if prefill is not None and line[0] in ("computed", "arrive", "finish"):
+                yield prefill, times
+                prefill, times = None, []
             if line[0] == "victim":
                 times.append(line[2])
             elif line[0] == "seed":
                 self.server.decisions.seed(np.array(line[3], np.int32), line[1], str(line[2]))
-            elif line[0] in ("arrive", "finish"):
+            elif line[0] == "arrive":
+                prefill = line
+            elif line[0] == "finish":
                 yield line, times
                 times = []
+        if prefill is not None:
+            yield prefill, times
 
     def _arrive(
         self, name: str, now: float, namespace: int, cached: int, kv: int, limit: int, boundaries: list[int],
@@ -110,13 +136,14 @@ class _Feed:
     ) -> None:  # fmt: skip
         self._advance(now)
         prompt = np.array(tokens, np.int32)
+        end = self._ends.get(name)
+        answer_tokens = 0 if end is None else max(0, end[3] + 1 - len(tokens))  # nobody computes the last
         found = self.server.arrive(
-            name, prompt, now, str(namespace), tuple(boundaries), limit, hints=logged_hints(hints)
+            name, prompt, now, str(namespace), tuple(boundaries), limit, answer_tokens, logged_hints(hints)
         )
         self.live.served.append(cached)
         self.live.simulated.append(found)
         self.live.prompts.append(len(tokens))
-        end = self._ends.get(name)
         if end is None:  # it still ran when the log ended
             self._running[name] = _Running(prompt, prompt[:0], now, now)
             return

@@ -5,25 +5,26 @@ a step of decoding needs it. The decisions are those of the server. So one that 
 one after the other, serves the same hits (tests/engine/test_simulated_server.py).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.decisions import AHEAD, Decisions
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
+from sglang_hybrid.sim.keys import Keys
+from sglang_hybrid.sim.running import Running
 from sglang_hybrid.sim.tree_cache import TreeCache
 
 SLOTS_PER_PASS = 3
 """Free slots that SGLang wants for each request of a pass: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`."""
-
-_NAMESPACED = 1 << 30  # above every vocabulary
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Shape:
     `grid`: tokens between positions that can be resumed from. `step`: tokens between the states of a pass.
     `chunk_tokens`: of a prefill (0: all at once). `buffers`: slots of a running request beside its working state, with
     which the state at the prompt's end is saved (SGLang's extra_buffer; 0 is no_buffer). `track_tokens`: with buffers,
-    decoding saves a state every so many tokens.
+    decoding saves a state every so many tokens. `page`: tokens of KV that are held, matched and evicted as one.
     """
 
     states: int
@@ -43,54 +44,42 @@ class Shape:
     chunk_tokens: int = 0
     buffers: int = 1
     track_tokens: int = 256
+    page: int = 1
 
     def __post_init__(self) -> None:
         if self.states <= SLOTS_PER_PASS:
             raise ConfigError(f"a pass takes {SLOTS_PER_PASS} slots, give the server more: {self.states}")
         if self.kv_tokens <= 0 or self.grid <= 0 or self.step <= 0:
             raise ConfigError(f"KV, grid and step count tokens: {self.kv_tokens}, {self.grid}, {self.step}")
+        if self.page < 1 or self.grid % self.page or self.chunk_tokens % self.page or self.kv_tokens < self.page:
+            raise ConfigError(
+                f"give pages that fit in the KV and divide the grid of {self.grid} and chunks of {self.chunk_tokens} "
+                f"tokens: {self.page}"
+            )
 
-
-@dataclass
-class Running:
-    """A request that holds memory: `tokens` are its prompt, `own_tokens` of KV and `slots` are not in the tree."""
-
-    id: str
-    tokens: Tokens
-    namespace: str | None
-    boundaries: tuple[int, ...]
-    limit: int
-    key: Tokens  # of the tree
-    hints: Hints = NO_HINTS
-    request: Request | None = None
-    held: Node | None = None
-    cached_tokens: int = 0
-    kv_tokens: int = 0
-    computed: int = 0
-    own_tokens: int = 0
-    slots: int = 0
-    tip: Node | None = None
-    promised: int = 0  # tokens of prompt and answer, at most
-    planned: dict[int, int] = field(default_factory=dict)  # positions of the last pass, and what each was wanted for
-    tail: int = 0  # where SGLang saves a state of the last pass by itself
-    decodes: bool = False
-    copies: bool = False  # the state of `held`, which cannot be evicted until then
+    def paged(self, tokens: int) -> int:
+        """`tokens`, rounded up to whole pages."""
+        return -(-tokens // self.page) * self.page
 
 
 class SimulatedServer(TreeCache):
     """A server of `shape` for `model` under `policy`."""
 
     def __init__(
-        self, model: ModelSpec, shape: Shape, policy: str | policies.Policy = policies.DEFAULT, guarded: bool = True
+        self,
+        model: ModelSpec,
+        shape: Shape,
+        policy: str | policies.Policy = policies.DEFAULT,
+        guarded: bool = True,
+        pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV),
     ) -> None:
-        pools = (PoolKind.STATES, PoolKind.KV)
         super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), pools, False)
         self.shape = shape
         self.running: dict[str, Running] = {}
         self._stock = self.decisions.policy.stock
         self._slots = 0  # of running requests
         self._own_tokens = 0
-        self._first: dict[tuple[str, int], int] = {}
+        self._keys = Keys(shape.page)
 
     @property
     def free_states(self) -> int:
@@ -104,21 +93,21 @@ class SimulatedServer(TreeCache):
 
     def holds(self, tokens: int) -> bool:
         """Whether a request of so many tokens in all can ever run."""
-        return 0 < tokens <= self.shape.kv_tokens
+        return 0 < self.shape.paged(tokens) <= self.shape.kv_tokens
 
     def room_for(self, tokens: int) -> bool:
         """Whether a request of so many tokens in all can run beside those that do, whatever has to be evicted."""
-        runs = self.running.values()
+        runs, paged = self.running.values(), self.shape.paged
         held = sum(run.own_tokens + (0 if run.held is None else run.held.end) for run in runs)
-        promised = sum(max(0, run.promised - run.computed) for run in runs)
+        promised = sum(max(0, paged(run.promised) - paged(run.computed)) for run in runs)
         slots = sum(run.slots for run in runs) + sum(run.copies for run in runs)
-        return held + promised + tokens <= self.shape.kv_tokens and slots + SLOTS_PER_PASS < self.shape.states
+        return held + promised + paged(tokens) <= self.shape.kv_tokens and slots + SLOTS_PER_PASS < self.shape.states
 
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens of the prompt `tokens` that could be skipped now; 0 for one that the server can never hold."""
         if not self.holds(len(tokens)):
             return 0
-        return self.tree.match(as_tokens(tokens)[: max(0, len(tokens) - 1)]).resume_tokens
+        return self.tree.match(self._keys.of(as_tokens(tokens)[: max(0, len(tokens) - 1)])).resume_tokens
 
     def commit(
         self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
@@ -152,7 +141,7 @@ class SimulatedServer(TreeCache):
         ConfigError if the server can never hold it.
         """
         tokens = as_tokens(tokens)
-        run = Running(request_id, tokens, namespace, boundaries, limit, self._key(tokens, namespace), hints)
+        run = Running(request_id, tokens, namespace, boundaries, limit, self._keys.of(tokens, namespace), hints)
         run.promised = tokens.size + answer_tokens
         self.running[request_id] = run
         self._match(run, now)
@@ -164,9 +153,9 @@ class SimulatedServer(TreeCache):
     def _match(self, run: Running, now: float) -> None:
         """Find where the prompt resumes, and a slot for the copy of the state there."""
         tree, most = self.tree, min(int(run.tokens.size) - 1, run.limit)
-        found = tree.match(run.key[:most])
+        found = tree.match(run.key[: most // self.shape.page * self.shape.page])
         if found.partial is not None:
-            tree.split(found.partial, found.kv_tokens)  # as SGLang does
+            self._split(tree.split(found.partial, found.kv_tokens))  # as SGLang does
         self._hold(run, found.resume_node)
         if found.resume_node.state is not None:
             self._states_in_use[found.resume_node.id] += 1
@@ -183,13 +172,7 @@ class SimulatedServer(TreeCache):
     def _pass(self, run: Running, end: int, now: float) -> None:
         """Compute the prompt up to `end`, and save the states that were decided on."""
         start, last = run.computed, end == run.tokens.size
-        self._states(SLOTS_PER_PASS, now)
-        self._take(run, 1 + self.shape.buffers - run.slots)
-        if not self._tokens(end - start, now):
-            raise ConfigError(
-                f"give the server more KV than {self.shape.kv_tokens} tokens, a pass needs: {end - start}"
-            )
-        self._own(run, end - start)
+        self._admit(run, end, now)
         if run.request is None:
             run.request = self._learn(run, now)
         request = run.request
@@ -200,9 +183,9 @@ class SimulatedServer(TreeCache):
             tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
             wanted_at.pop(tail, None)  # SGLang saves that one by itself
-        planned = self._reserve(request, wanted_at, now)
-        run.computed = end
+        planned = self._reserve(run, wanted_at, now)
         self._slots += len(planned)  # until they are inserted
+        run.computed = end
         run.planned, run.tail = planned, tail if tail > start else 0
         if last:
             self.decisions.computed(run.id)
@@ -219,28 +202,39 @@ class SimulatedServer(TreeCache):
         self.resume(request, node)
         return request
 
-    def _reserve(self, request: Request, wanted_at: dict[int, int], now: float) -> dict[int, int]:
+    def _reserve(self, run: Running, wanted_at: dict[int, int], now: float) -> dict[int, int]:
         """The places for which there are free slots, or worth more than what is evicted for them."""
+        request = run.request
+        assert request is not None
         kept, short = dict(wanted_at), len(wanted_at) - self.free_states
         if short <= 0 or not wanted_at:
             return kept
         contenders = self.decisions.contenders(request, wanted_at, now)
-        victims, lost = self.weakest(PoolKind.STATES, contenders, min(short, len(kept)), now)
+        for number in self._contest(contenders, short, now):
+            self._refuse(request, kept, contenders[number].end_tokens)
+        return kept
+
+    def _contest(self, contenders: dict[int, Candidate], short: int, now: float) -> list[int]:
+        """Evict what is worth less than `contenders`, for which `short` slots are missing; ids of those that lose."""
+        victims, lost = self.weakest(PoolKind.STATES, contenders, min(short, len(contenders)), now)
         if victims:
             self._evict(PoolKind.STATES, len(victims), self.shape.states, now, victims)
-        for at in [contenders[number].end_tokens for number in lost]:
-            if (mark := request.marks.get(kept.pop(at))) is not None:
-                mark.refused = True
-        return kept
+        return lost
+
+    @staticmethod
+    def _refuse(request: Request, kept: dict[int, int], at: int) -> None:
+        if (mark := request.marks.get(kept.pop(at))) is not None:
+            mark.refused = True
 
     def _save_pass(self, run: Running, last: bool, now: float) -> None:
         """Insert what a pass computed: the state behind it, those that were planned, and the KV before them."""
         request, shape, planned = run.request, self.shape, run.planned
         assert request is not None
-        takes_end = (not planned or shape.buffers > 0) if last else self.free_states > shape.states // 8 + 4
+        takes_end = (not planned or shape.buffers > 0) if last else self._has_spare()
         made = (takes_end or self._stock) and self._states(1, now)
         at = run.tail if shape.buffers else run.computed
         if made and at:
+            self._donate(run)
             mark = request.tip if last else self.decisions.mark(request, at, now, spare=True)
         elif planned:
             at = max(planned)
@@ -268,9 +262,7 @@ class SimulatedServer(TreeCache):
         request, tree, decisions = run.request, self.tree, self.decisions
         assert request is not None
         leaf = tree.insert(run.key[:at], now)
-        if run.held is None or leaf.end > run.held.end:
-            self._hold(run, leaf)
-            self._own(run, run.computed - at - run.own_tokens)
+        self._keep(run, leaf)
         if leaf.state is not None:
             decisions.touch(leaf.state)
             tree.changed[leaf.id] = leaf
@@ -281,7 +273,7 @@ class SimulatedServer(TreeCache):
         if mark is request.tip:
             earlier, run.tip = run.tip, leaf
             self.supersede(request, earlier, leaf, mark.last_s)
-        tree.attach(leaf, mark)
+        self._attach(run, leaf, mark)
         self.place(leaf, mark, now)
 
     def decode(self, request_id: str, tokens: int, now: float) -> None:
@@ -290,11 +282,17 @@ class SimulatedServer(TreeCache):
         if tokens and not run.decodes:
             run.decodes = True
             self._save_pass(run, True, now)
+        self._decode(run, tokens, now)
+
+    def _decode(self, run: Running, tokens: int, now: float) -> None:
+        page = self.shape.page
         while tokens > 0:
-            if self.free_tokens < 1 and not self._tokens(1, now):
+            self._tokens(page, now)  # before every step, whether or not it begins a page
+            pages = self.free_tokens // page
+            some = min(tokens, -run.computed % page + (0 if not pages else (pages - 1) * page + 1))
+            if not some:
                 raise ConfigError(f"give the server more KV, running requests fill it: {self.shape.kv_tokens}")
-            some = min(tokens, self.free_tokens)
-            self._own(run, some)
+            self._own(run, self.shape.paged(run.computed + some) - self.shape.paged(run.computed))
             run.computed += some
             tokens -= some
 
@@ -312,7 +310,7 @@ class SimulatedServer(TreeCache):
             at = size // shape.track_tokens * shape.track_tokens
             at = at if at > run.tokens.size else 0
         tip = 0 if run.tip is None or run.tip.parent is None else run.tip.end
-        run.key = self._key(tokens, run.namespace)
+        run.key = self._keys.of(tokens, run.namespace)
         self.decisions.finish(request, tokens, now, max(at, tip))
         self._take(run, -run.slots)
         if at:
@@ -320,14 +318,6 @@ class SimulatedServer(TreeCache):
         self._save_planned(run, at, True, now)
         self._own(run, -run.own_tokens)
         self._hold(run, None)
-
-    def _key(self, tokens: Tokens, namespace: str | None) -> Tokens:
-        """`tokens`, other ones at the start for another namespace: requests of different ones never meet."""
-        if namespace is None or not tokens.size:
-            return tokens
-        key = tokens.copy()
-        key[0] = self._first.setdefault((namespace, int(tokens[0])), _NAMESPACED + len(self._first))
-        return key
 
     def _hold(self, run: Running, node: Node | None) -> None:
         """The path to `node` is what `run` reads from now on, nothing if None."""
@@ -339,6 +329,37 @@ class SimulatedServer(TreeCache):
                 self._states_in_use[before.id] -= 1
             tree.unlock(before)
         run.held, run.copies = node, False
+
+    def _admit(self, run: Running, end: int, now: float) -> None:
+        """Make and take memory for a pass of `run` up to `end`."""
+        self._states(SLOTS_PER_PASS, now)
+        self._take(run, 1 + self.shape.buffers - run.slots)
+        tokens, page = end - run.computed, self.shape.page
+        more = self.shape.paged(end) - self.shape.paged(run.computed)
+        self._tokens(tokens + (page if page > 1 else 0), now)  # SGLang asks for a page more than it takes
+        if more > self.free_tokens:
+            raise ConfigError(f"give the server more KV than {self.shape.kv_tokens} tokens, a pass needs: {more}")
+        self._own(run, more)
+
+    def _has_spare(self) -> bool:
+        """Whether states may be taken that nobody asked for."""
+        return self.free_states > self.shape.states // 8 + 4
+
+    def _split(self, upper: Node) -> None:
+        """`upper` was split off the node below it."""
+
+    def _donate(self, run: Running) -> None:
+        """The tree gets a slot of `run`, which takes a free one in its place: nothing, where slots are only counted."""
+
+    def _keep(self, run: Running, leaf: Node) -> None:
+        """KV of `run` up to `leaf` is in the tree now."""
+        if run.held is None or leaf.end > run.held.end:
+            self._hold(run, leaf)
+            self._own(run, self.shape.paged(run.computed) - leaf.end - run.own_tokens)
+
+    def _attach(self, run: Running, leaf: Node, mark: Mark) -> None:
+        """The state at `leaf` is one of `run`."""
+        self.tree.attach(leaf, mark)
 
     def _take(self, run: Running, slots: int) -> None:
         run.slots += slots

@@ -125,9 +125,11 @@ class TreeCache:
     def _goes(self, pool: PoolKind, node: Node) -> bool:
         if node.parent is None:
             return False
+        leaves = not node.children and not node.locks
         if self.tree.kv_only or pool is PoolKind.KV:
-            return not node.children and not node.locks
-        return node.state is not None and not self._states_in_use[node.id]
+            return leaves
+        free = node.state is not None and not self._states_in_use[node.id]
+        return free or (leaves and pool is PoolKind.BYTES)
 
     def _reindex(self) -> None:
         """Put or discard every node that changed, and those priced relative to it."""

@@ -10,8 +10,8 @@ from sglang_hybrid.core.errors import PoolExhausted
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.copies import Begin, Ids, OnHost
-from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.memory.sizing import HOST, Kinds, choose
+from sglang_hybrid.memory.supply import Agreement
 
 
 class FailingHost(HostDriver):
@@ -65,7 +65,7 @@ def opened(
     clock: Callable[[], float],
     page_tokens: int = 4,
     total_bytes: int = 8 << 20,
-    ranks: Ranks | None = None,
+    ranks: Agreement | None = None,
     begin_copy: Begin | None = None,
 ) -> tuple[Arena, HostDriver]:
     """An arena with pools of both kinds, and the memory behind it; close `arena.pooled`, then the driver."""

@@ -83,6 +83,57 @@ def test_what_it_can_never_hold_is_refused() -> None:
         Shape(3, 1000)
     with pytest.raises(ConfigError, match="positive pace"):
         serve(parse(TRACE), found, 0, 1.0)
+    for more in ({"grid": 64, "page": 48}, {"grid": 64, "page": 0}, {"page": 64, "chunk_tokens": 100}):
+        with pytest.raises(ConfigError, match="pages"):
+            Shape(24, 1000, **more)
+
+
+def test_kv_is_held_and_matched_in_whole_pages() -> None:
+    found, whole = server(states=24, kv_tokens=640, page=64), text(1, 700)
+    found.arrive("", whole[:230], 0.0)
+    assert found.free_tokens == 640 - 256
+    found.decode("", 26, 0.0)
+    assert found.free_tokens == 640 - 256
+    found.decode("", 1, 0.0)
+    assert found.free_tokens == 640 - 320
+    found.finish("", whole[:257], 0.0)
+    assert (found.tree.kv_tokens, found.free_tokens) == (256, 640 - 256)
+    assert found.lookup(whole[:256], 1.0) == 192, "the last token is computed, and with it its page"
+    assert found.lookup(whole[:257], 1.0) == 256
+    other = whole[:300].copy()
+    other[100] += 1
+    found.arrive("", other, 1.0)
+    found.finish("", other, 1.0)
+    assert sorted(node.end for node in walk(found.tree) if node.parent is not None) == [64, 192, 256, 256]
+    assert quiet(found)
+
+
+def test_prompts_that_share_half_a_page_share_nothing() -> None:
+    found, prompt = server(page=64, grid=64), text(1, 200)
+    other = prompt.copy()
+    other[40:] += 1
+    for tokens in (prompt, other):
+        found.commit(tokens, 200, 0.0)
+    assert found.tree.kv_tokens == 2 * 192
+    assert found.arrive("", prompt, 1.0, "tenant") == 0
+    found.finish("", prompt, 1.0)
+    assert found.tree.kv_tokens == 3 * 192
+    assert [found.arrive("", prompt, 2.0, "tenant"), found.lookup(other, 2.0)] == [192, 192]
+    found.finish("", prompt, 2.0)
+    assert quiet(found)
+
+
+def test_a_step_of_decoding_wants_a_page_whether_or_not_it_begins_one() -> None:
+    """As SGLang, which evicts for a page of each running request at every step."""
+    found = server(kv_tokens=64 * 6, page=64)
+    found.commit(text(1, 130), 129, 0.0)  # leaves two pages
+    found.arrive("", text(2, 192), 1.0)  # takes three of the other four
+    found.decode("", 1, 2.0)  # begins a page
+    assert (found.free_tokens, found.tree.kv_tokens) == (0, 128 + 192)
+    found.decode("", 1, 2.0)  # within it
+    assert (found.free_tokens, found.tree.kv_tokens) == (128, 192)
+    found.finish("", text(2, 194), 3.0)
+    assert quiet(found)
 
 
 def shared_marks(found: SimulatedServer) -> int:

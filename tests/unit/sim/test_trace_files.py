@@ -12,7 +12,7 @@ import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
+from sglang_hybrid.prefix.request_log import VERSION, RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.sim.readers import azure, read_trace
 from sglang_hybrid.sim.trace import TraceError
@@ -139,7 +139,7 @@ def test_a_request_log_that_is_cut_damaged_or_old(tmp_path: Path) -> None:
     path.write_bytes(content[:-20])
     assert "requests.log: the last line is cut and was skipped" in read_trace(path).notes
     path.write_bytes(b"[4" + content[2:])
-    with pytest.raises(TraceError, match="version 6"):
+    with pytest.raises(TraceError, match=f"version {VERSION}"):
         read_trace(path)
 
 

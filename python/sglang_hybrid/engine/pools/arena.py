@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -11,13 +11,13 @@ from sglang_hybrid.device.backing import PooledBacking
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.prefault import Prefaulter
 from sglang_hybrid.engine.pools.copies import Begin, begin_on
-from sglang_hybrid.engine.pools.ranks import Ranks
 from sglang_hybrid.engine.pools.supply import Supply
 from sglang_hybrid.memory.budget import Budget, ReturnConfig
+from sglang_hybrid.memory.holdings import Holdings
 from sglang_hybrid.memory.layout import Layout
 from sglang_hybrid.memory.meter import Meter, MeteredBacking
-from sglang_hybrid.memory.outlook import Outlook
 from sglang_hybrid.memory.sizing import Sizing
+from sglang_hybrid.memory.supply import Agreement
 
 _RETURN_BAND = 64  # a 64th of the budget may stay idle without being given back
 _AHEAD, _AHEAD_BYTES = 8, 256 << 20  # an eighth of the budget is created ahead of need, at most this much
@@ -25,7 +25,7 @@ _BATCH = 32  # granules given back at a time: about a millisecond during which a
 _QUIET_S = 0.5
 
 
-class Arena:
+class Arena(Holdings):
     """Everything is mapped on demand and counted in granules. `clock` gives seconds.
 
     With `ranks` nothing that differs between them (time, what is mapped, who asked) has a say in which pages are had.
@@ -39,25 +39,21 @@ class Arena:
         idle_s: float,
         clock: Callable[[], float],
         processor_clock: Callable[[], float] | None = None,
-        ranks: Ranks | None = None,
+        ranks: Agreement | None = None,
         begin_copy: Begin | None = None,
     ) -> None:
-        self.ranks = ranks
         self.passes = 0  # and steps of decoding, the same on every rank
         self._begin_copy = begin_copy or begin_on(device)
-        self.sizing = sizing
         self.device = device
         self.idle_s = idle_s
-        self.clock = clock
         self.pooled = PooledBacking(driver, [], sizing.granule_bytes, sizing.total)
         self.backing = MeteredBacking(self.pooled, clock, processor_clock)
         self.grown = Meter(clock, processor_clock)  # what a request waits for when a column comes into use
         self.prefaulter: Prefaulter | None = None
         returns = ReturnConfig(idle=idle_s, band=sizing.total // _RETURN_BAND)
-        self.budget = Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns)
-        self.supplies: dict[str, Supply] = {}
-        self.most_used = 0
-        self.most_mapped = 0
+        super().__init__(
+            sizing, Budget(sizing.total_bytes, sizing.granule_bytes, self.backing, returns=returns), clock, ranks
+        )
         self.settled_s = self.used_s = clock()
         self._checked_s = -1.0
 
@@ -77,85 +73,6 @@ class Arena:
         )
         self.supplies[layout.name] = supply
         return supply, first_plane
-
-    def tidy(self, wait: bool = False) -> None:
-        """Make the books exact: what SGLang freed since the last question is free memory now, as far as that is known.
-
-        With `wait`, all of it.
-        """
-        if self.ranks is not None or wait or any(supply.untidy for supply in self.supplies.values()):
-            self.sort(wait)
-
-    def sort(self, wait: bool = False) -> None:
-        """Put every free page on the books of its column, and note the high-water marks before."""
-        self.most_used = max(self.most_used, self.budget.used)
-        self.most_mapped = max(self.most_mapped, self.budget.mapped)
-        now = self.clock()
-        for supply in self.supplies.values():
-            supply.pool.now = now
-            if wait:
-                supply.drain(wait)
-            supply.pool.sort()
-
-    def shortfall(self, pages: Mapping[str, int]) -> int | None:
-        """Granules that are missing before each supply could hold `pages`; None if it has no addresses for them."""
-        self.tidy()
-        short = self._shortfall(pages)
-        if short or (short is None and any(supply.waiting for supply in self.supplies.values())):
-            self.sort(wait=True)  # a page given back after it was held may be all that keeps its column in use
-            short = self._shortfall(pages)
-        return short
-
-    def _shortfall(self, pages: Mapping[str, int]) -> int | None:
-        """The same by the columns as they stand."""
-        wanted = 0
-        for name, supply in self.supplies.items():
-            wanted_columns = self._columns_for(name, pages)
-            columns = supply.pool.columns
-            if wanted_columns > len(columns.state) - columns.live_columns:
-                return None
-            wanted += columns.used_granules + wanted_columns * columns.column_granules
-        return max(0, wanted - self.budget.total)
-
-    def crowded(self, pages: Mapping[str, int]) -> str:
-        """The kind that has no addresses for its `pages` until some of its own are freed."""
-        for name, supply in self.supplies.items():
-            columns = supply.pool.columns
-            if self._columns_for(name, pages) > len(columns.state) - columns.live_columns:
-                return name
-        raise InvariantError(f"every kind has addresses for its pages: {dict(pages)}")
-
-    def _columns_for(self, name: str, pages: Mapping[str, int]) -> int:
-        """Columns of a kind that must come into use before it could hold its `pages`."""
-        supply = self.supplies[name]
-        return supply.pool.columns_for(max(0, pages.get(name, 0) - len(supply.held)))
-
-    def possible(self, pages: Mapping[str, int], gone: Mapping[str, Iterable[tuple[int, int]]]) -> bool:
-        """Whether the supplies could hold `pages` if so many pages were evicted of each kind, by (column, how many)."""
-        self.tidy()
-        outlook = Outlook(self.budget)
-        for name, by_column in gone.items():
-            outlook.without(name, by_column)
-        lacking = {
-            name: max(0, count - len(self.supplies[name].held))
-            for name, count in pages.items()
-            if name in self.supplies
-        }
-        return outlook.fits(lacking)
-
-    def reserve(self, pages: Mapping[str, int]) -> bool:
-        """Hold `pages` of every kind, mapped, or none beyond what was held."""
-        before = {name: len(self.supplies[name].held) for name in pages}
-        if all(self.supplies[name].reserve(count) for name, count in pages.items()):
-            return True
-        for name, count in before.items():
-            self.supplies[name].release_held(count)
-        return False
-
-    def release_held(self) -> None:
-        """Hold nothing."""
-        for supply in self.supplies.values():
-            supply.release_held()
 
     def used(self) -> None:
         """Somebody works: a pass or step begins, and memory created ahead stays."""

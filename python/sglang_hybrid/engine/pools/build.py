@@ -26,6 +26,19 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec, parts: Parts) -> Elas
     return ElasticMemory(parts, arena.current(), spec, told)
 
 
+def described() -> dict[str, int]:
+    """The budget of this process in the words of a request log (`prefix.log_schema.BUDGET`)."""
+    sizing = arena.current().sizing
+    return {
+        "budget_bytes": sizing.total_bytes,
+        "granule_bytes": sizing.granule_bytes,
+        "kv_row_bytes": sizing.kinds.kv_row_bytes,
+        "kv_planes": sizing.kinds.kv_planes,
+        "state_bytes": sizing.kinds.state_bytes,
+        "request_states": sizing.request_states,
+    }
+
+
 def unserved(what: str) -> ConfigError:
     """What to raise where `what` stands in place of our pools or our cache."""
     return ConfigError(f"elastic memory needs pools and a cache of ours; add --hybrid-memory static: {what}")

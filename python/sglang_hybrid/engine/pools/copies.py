@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
-
-
-class Copy(Protocol):
-    """A copy of some page ids that was begun."""
-
-    at_once: bool
-    """Whether it was done when it was begun, on every rank."""
-
-    def done(self) -> bool:
-        """Whether `ids` would not wait."""
-
-    def ids(self) -> Ids:
-        """The ids on the host, int64."""
-
+from sglang_hybrid.memory.supply import AtHand, Copy, Ids
 
 Begin = Callable[[torch.Tensor], Copy]
 """Begins to copy an integer tensor, which must not change any more."""
 
 
-class OnHost:
+class OnHost(AtHand):
     """Ids that were there all along."""
 
-    at_once = True
-
     def __init__(self, pages: torch.Tensor) -> None:
-        self._ids = pages.numpy()
-
-    def done(self) -> bool:
-        return True
-
-    def ids(self) -> Ids:
-        return self._ids
+        super().__init__(pages.numpy())
 
 
 class FromDevice:

@@ -1,8 +1,4 @@
-"""Who gets memory when it is short: the least valuable unreferenced bytes go, KV or state; nobody who runs is robbed.
-
-A request is admitted when all it needs for its next pass is *held*: pages of both kinds, their memory mapped. So the
-allocations of the pass cannot fail, whoever else takes memory of the machine meanwhile.
-"""
+"""Elastic memory of a cache: what SGLang asks about requests, put to `memory.claims`."""
 
 from __future__ import annotations
 
@@ -18,26 +14,25 @@ from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.evictable import EvictableColumns
 from sglang_hybrid.engine.pools.telemetry import Telemetry
+from sglang_hybrid.memory.claims import Claims
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.pools import PoolKind
 
 logger = logging.getLogger(__name__)
 
 _EVERYTHING = 1 << 40
-CHECKPOINTS = 2
-"""States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
 
 
-class ElasticMemory(Memory):
+class ElasticMemory(Claims, Memory):
     """One budget for both kinds: joins the arena of a process and the cache above it."""
 
     shared = True
 
     def __init__(self, parts: Parts, arena: Arena, spec: ModelSpec, telemetry: Telemetry) -> None:
-        super().__init__(parts)
+        Memory.__init__(self, parts)
+        Claims.__init__(self, arena)
         self.arena = arena
         self.telemetry = telemetry
-        self.promised = {KV: 0, STATE: 0}
         self._counts = parts.account.counts
         self._refusals_seen = 0
         self._adder: Any = None
@@ -53,7 +48,7 @@ class ElasticMemory(Memory):
         self.arena.used()
         if self.arena.ranks is not None:
             self.arena.release_held()
-        self.promised = {KV: 0, STATE: 0}
+        self.nothing_promised()
 
     def just_refused(self) -> bool:
         """Whether anybody had to wait since this was asked last."""
@@ -118,8 +113,7 @@ class ElasticMemory(Memory):
     def _clear_for(self, pages: int, req: Any) -> None:
         """Evict for all of a request that has the machine to itself: forecasts of evictable memory are coarse."""
         with self._prefix_of(req):
-            self.arena.release_held()
-            self._evict_for({KV: pages, STATE: self.states_needed(req) + CHECKPOINTS})
+            self.clear_for(pages, self.states_needed(req))
 
     @contextmanager
     def _prefix_of(self, req: Any) -> Iterator[None]:
@@ -136,65 +130,32 @@ class ElasticMemory(Memory):
 
     def _admit(self, pages: int, states: int, req: Any) -> bool:
         """Hold what one more request of this pass needs, all of it or nothing."""
-        need = {KV: self.promised[KV] + pages, STATE: self.promised[STATE] + states}
         with self._prefix_of(req):
-            more = {**need, STATE: need[STATE] + CHECKPOINTS}
-            held = self._secure(more) or self._secure(need)
-        if held:
-            self.promised = need
-        else:
-            self._counts["memory_waits"] += 1
+            held = self.admit(pages, states)
+        self._counts["memory_waits"] += not held
         return held
-
-    def has_state(self) -> bool:
-        """Hold one state beside those promised to the pass if that evicts nothing; whether it is held."""
-        return self.arena.shortfall({STATE: self.promised[STATE] + 1}) == 0 and self.arena.reserve(
-            {STATE: self.promised[STATE] + 1}
-        )
-
-    def spare_states(self) -> bool:
-        """Whether states may be taken that nobody asked for: free memory and unreferenced states are the measure.
-
-        Memory is always full of something; such a state displaces the least valuable bytes, soon another of its kind.
-        """
-        states = self.arena.supplies[STATE]
-        could = states.available + self.cache.mamba_evictable_size()
-        return bool(could > states.pool.layout.slots // 8 + 4)
 
     def ensure_states(self, count: int) -> bool:
         """Evict, then take checkpoints in the making back, until `count` states beyond the promised ones are held."""
-        return self._secure_states(count) or bool(self._reclaim(count) and self._secure_states(count))
+        return self.secure_states(count) or bool(self._reclaim(count) and self.secure_states(count))
 
     def leaving(self, pool: PoolKind, count: int) -> None:
-        """What leaves was told in bytes already, by `_fit`."""
-
-    def _secure_states(self, count: int) -> bool:
-        """Hold `count` states beside those promised to the pass, evicting if need be; whether they are held."""
-        states = self.arena.supplies[STATE]
-        need = self.promised[STATE] + count
-        if states.at_hand >= need and states.reserve(need):
-            return True
-        return self._secure({STATE: need, KV: len(self.arena.supplies[KV].held)})
+        """What leaves was told in bytes already, by `fit`."""
 
     def secure_decode(self, pages: int) -> bool:
-        """Hold `pages` of KV for the next step of the running requests, who have first claim to what is evictable."""
         self.arena.used()
-        kv = self.arena.supplies[KV]
-        if kv.at_hand >= pages and kv.reserve(pages):
-            return True
-        self.arena.supplies[STATE].release_held()
-        return self._evict_for({KV: pages}) and self.arena.reserve({KV: pages})
+        return super().secure_decode(pages)
 
-    def make_room(self, pages: int) -> None:
-        """Evict until `pages` of KV could be had, or nothing is left to evict."""
-        if self.arena.supplies[KV].at_hand < pages:
-            self._evict_for({KV: pages})
+    def held(self) -> tuple[int, int]:
+        return Memory.held(self)
 
-    def tokens_in_states(self) -> int:
-        """Tokens of KV that would fit in place of the evictable states."""
-        sizing = self.arena.sizing
-        granules = self.cache.mamba_evictable_size() // sizing.states_per_column * sizing.state_column_granules
-        return int(granules // sizing.kv_column_granules * sizing.kv_column_tokens)
+    def evictable_states(self) -> int:
+        return int(self.cache.mamba_evictable_size())
+
+    def leave(self, share: float) -> None:
+        (tokens, states), spec = self.held(), self._spec
+        priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
+        self.decisions.fit(held_bytes=int(priced * share))
 
     def release(self) -> int:
         """Evict everything nobody reads and give all unused memory back; granules given back."""
@@ -205,41 +166,7 @@ class ElasticMemory(Memory):
         self.decisions.fit(states, tokens)
         return self.arena.release()
 
-    def _secure(self, need: dict[str, int]) -> bool:
-        for name, supply in self.arena.supplies.items():
-            supply.release_held(need.get(name, 0))
-        if self.arena.shortfall(need) != 0 and not (
-            self.arena.possible(need, self._evictable()) and self._evict_for(need)
-        ):
-            return False
-        return self.arena.reserve(need)
-
-    def _evict_for(self, need: dict[str, int]) -> bool:
-        """Evict one by one, the least valuable bytes first, until `need` fits.
-
-        A kind that fills all of its addresses has to give some up itself: bytes of the other kind are no help.
-        """
-        while (short := self.arena.shortfall(need)) != 0:
-            kinds = (KV, STATE) if short is not None else (self.arena.crowded(need),)
-            freed_bytes, wanted_bytes = 0, (short or 1) * self.arena.sizing.granule_bytes
-            self._fit(wanted_bytes)
-            while freed_bytes < wanted_bytes:
-                freed = self._evict_one(kinds)
-                if not freed:
-                    return False
-                freed_bytes += freed
-        return True
-
-    def _fit(self, wanted_bytes: int) -> None:
-        """Tell the decisions that `wanted_bytes` have to leave the cache."""
-        (tokens, states), sizing, spec = self.held(), self.arena.sizing, self._spec
-        held_bytes = tokens * sizing.kinds.token_bytes + states * sizing.state_slot_bytes
-        stays = max(0.0, 1.0 - wanted_bytes / max(1, held_bytes))
-        priced = tokens * spec.kv_bytes_per_token + states * spec.checkpoint_bytes  # of all ranks
-        self.decisions.fit(held_bytes=int(priced * stays))
-
-    def _evict_one(self, kinds: tuple[str, ...]) -> int:
-        """Evict what is worth least per byte among `kinds`; bytes freed, 0 if nothing can go."""
+    def evict_one(self, kinds: tuple[str, ...]) -> int:
         if len(kinds) == 2:
             kinds = self._kinds_of(self.victims.choose(self.cache.tree_core, self.now()))
         return next((freed for kind in kinds if (freed := self._evict(kind))), 0)
@@ -249,15 +176,13 @@ class ElasticMemory(Memory):
         return (KV, STATE) if node is None or node in self.cache.tree_core.evictable_device_leaves else (STATE, KV)
 
     def evict_chosen(self) -> float:
-        """Memory changes its kind by whole columns: KV of less makes no room for a state, but counts as a part."""
-        victims, sizing, free, freed = self.victims, self.arena.sizing, self.states.available_size(), 0
+        victims, free, freed = self.victims, self.states.available_size(), 0
         nodes, victims.chosen = victims.chosen, []
         for node in nodes:
             victims.chosen = [node]
-            self._fit(sizing.state_slot_bytes)
+            self.fit(self.arena.sizing.state_slot_bytes)
             freed += next((got for kind in self._kinds_of(node) if (got := self._evict(kind))), 0)
-        part = freed / (sizing.state_column_granules * sizing.granule_bytes)
-        return max(part, float(self.states.available_size() - free))
+        return self.room_made(freed, float(self.states.available_size() - free))
 
     def _evict(self, kind: str) -> int:
         """Evict one victim of `kind`; bytes freed."""
@@ -275,8 +200,7 @@ class ElasticMemory(Memory):
         kv_page_bytes = sizing.kinds.token_bytes * sizing.kinds.page_tokens
         return int(supplies[KV].taken * kv_page_bytes + supplies[STATE].taken * sizing.state_slot_bytes)
 
-    def _evictable(self) -> dict[str, list[tuple[int, int]]]:
-        """Pages of both kinds that nobody reads, by (column, how many)."""
+    def evictable(self) -> dict[str, list[tuple[int, int]]]:
         tokens, states = self.victims.unlocked(self.cache.tree_core)
         return {KV: self._evictables[KV].follow(tokens), STATE: self._evictables[STATE].follow(states)}
 

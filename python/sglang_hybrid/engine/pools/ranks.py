@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from sglang_hybrid.core.errors import ConfigError, InvariantError
-
-
-class Ranks(Protocol):
-    """What an arena asks of the other ranks; every rank asks the same questions in the same order."""
-
-    def agree(self, success: bool, account: Sequence[int]) -> bool:
-        """Whether all ranks had success. Raises InvariantError if their accounts differ."""
 
 
 class Group:
@@ -24,7 +17,7 @@ class Group:
         self._group = group
 
     def agree(self, success: bool, account: Sequence[int]) -> bool:
-        """See Ranks. Ranks that count differently would hand out other pages: better to say so than to go on."""
+        """See Agreement. Ranks that count differently would hand out other pages: better to say so than to go on."""
         least, most = self._extremes([int(success), *account])
         if least[1:] != most[1:]:
             raise InvariantError(f"ranks disagree about memory, between {least[1:]} and {most[1:]}: {list(account)}")

@@ -17,22 +17,29 @@ _SERIES = re.compile(rf"^{ELASTIC}(\w+?)(?:_total)?(?:\{{(.*)\}})? (\S+)$", re.M
 _KIND = re.compile(r'kind="(\w+)"')
 
 
-def examine(url: str) -> list[Finding]:
-    """One finding per line: the cache of any server, then elastic memory. Raises ConfigError if none is at `url`."""
-    page = _fetch(url)
+def examine(page: str, url: str) -> list[Finding]:
+    """One finding per line of the metrics `page` of a server: its cache, then elastic memory.
+
+    Raises ConfigError if the page at `url` is another one.
+    """
     findings = status.describe(page)
     if not findings:
         raise ConfigError(f"these are not the metrics of SGLang; correct --url: {url}")
     return findings + (describe(found) if (found := read(page)) else [])
 
 
-def _fetch(url: str) -> str:
+def fetch(url: str, api_key: str | None = None) -> str:
+    """The metrics of a server or router; raises ConfigError if there are none at `url`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"give the server's address, for example http://127.0.0.1:30000: {url}")
     try:
-        with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=60) as response:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        request = urllib.request.Request(url.rstrip("/") + "/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
             return str(response.read().decode())
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise ConfigError(f"these metrics need the server's --api-key: {url}") from error
         raise ConfigError(
             f"the server shows no metrics; start it with --enable-metrics: {url} (status {error.code})"
         ) from error

@@ -15,7 +15,7 @@ from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import ranks
-from sglang_hybrid.engine.pools.memory import CHECKPOINTS
+from sglang_hybrid.memory.claims import CHECKPOINTS
 from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, Sizing, choose
 
 logger = logging.getLogger(__name__)
