@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.index import STATE_KIND, Reach, RestartIndex, block_hashes
+from sglang_hybrid.routing.index import STATE_KIND, Reach, RestartIndex, block_hashes
 
 PAGE = 4
 
@@ -73,7 +73,7 @@ def test_what_leaves_the_device_may_still_be_in_host_memory() -> None:
     index.leave("a")
     index.leave("nobody")
     assert index.workers == ()
-    assert index.reach("a", names) == Reach(0, 0)
+    assert index.reaches(prompt) == {}
 
 
 @given(
@@ -107,3 +107,41 @@ def test_doubled_events_count_once_and_pages_have_tokens() -> None:
             RestartIndex(page)
         with pytest.raises(ConfigError, match="one token or more"):
             block_hashes(np.zeros(3, np.int32), page)
+
+
+@given(st.data())
+def test_workers_and_media_together_are_each_by_itself(data: st.DataObject) -> None:
+    prompt = list(range(4 * PAGE + 1))
+    names = block_hashes(prompt, PAGE)
+    workers, media = ["a", "b", "c"], ["GPU", "CPU_PINNED"]
+    index = RestartIndex(PAGE)
+    held: dict[tuple[str, str, bool], set[int]] = {}
+    known: set[str] = set()
+    for _ in range(data.draw(st.integers(0, 40))):
+        worker = data.draw(st.sampled_from(workers))
+        if data.draw(st.integers(0, 9)) == 0:
+            known.discard(worker)
+            held = {key: value for key, value in held.items() if key[0] != worker}
+            index.leave(worker)
+            continue
+        known.add(worker)
+        medium, state = data.draw(st.sampled_from(media)), data.draw(st.booleans())
+        some = data.draw(st.lists(st.sampled_from(names), max_size=4))
+        has = held.setdefault((worker, medium, state), set())
+        if data.draw(st.integers(0, 3)):
+            index.apply(worker, stored(some, state, medium))
+            has.update(some)
+        else:
+            index.apply(worker, removed(some, state, medium))
+            has.difference_update(some)
+    expected = {}
+    for worker in known:
+        kv = resume = 0
+        for name in names:
+            if not any(name in held.get((worker, medium, False), ()) for medium in media):
+                break
+            kv += PAGE
+            if any(name in held.get((worker, medium, True), ()) for medium in media):
+                resume = kv
+        expected[worker] = Reach(resume, kv)
+    assert index.reaches(prompt) == expected
