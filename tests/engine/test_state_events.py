@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -12,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from sglang_hybrid.cluster.channel import Channel, Follower
 from sglang_hybrid.core.process import free_port
-from sglang_hybrid.prefix.index import STATE_KIND, RestartIndex
+from sglang_hybrid.routing.index import STATE_KIND, RestartIndex
 from tests.engine.prompts import words
 from tests.engine.support import PATIENCE_S, Client
 
@@ -55,9 +57,30 @@ def told(client: Client) -> Iterator[Callable[[], list[dict[str, Any]]]]:
         context.destroy(linger=0)
 
 
+async def joined(client: Client, prompt: list[int], known: RestartIndex) -> RestartIndex:
+    """What a reader knows that joins now, once it knows of `prompt` what `known` does."""
+    channel = Channel.of(json.loads(client.get("/server_info")), client.server.url)
+    assert channel is not None
+    index = RestartIndex(channel.page_tokens)
+    index.join("a")
+    follower = Follower("a", channel, index)
+    follower.start()
+    for _ in range(int(PATIENCE_S / 0.1)):
+        if index.reaches(prompt)["a"] == known.reaches(prompt)["a"]:
+            break
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)  # the rest of it
+    assert follower.shown()["snapshots"] == 1
+    follower.stop()
+    return index
+
+
 @pytest.mark.parametrize("policy", ["forecast", "lru"])
 def test_what_is_foretold_is_what_is_served(serve: Callable[..., Client], policy: str) -> None:
-    channel = json.dumps({"publisher": "zmq", "endpoint": f"tcp://*:{free_port()}", "topic": "kv"})
+    replay = f"tcp://127.0.0.1:{free_port()}"
+    channel = json.dumps(
+        {"publisher": "zmq", "endpoint": f"tcp://*:{free_port()}", "topic": "kv", "replay_endpoint": replay}
+    )
     client = serve(
         "gdn", *SMALL, "--hybrid-policy", policy, "--hybrid-state-events", "published", "--kv-events-config", channel
     )
@@ -82,6 +105,11 @@ def test_what_is_foretold_is_what_is_served(serve: Callable[..., Client], policy
             assert cached == foretold
             served += cached
             chats.append(prompt + answer if len(prompt) < 900 else [])
+        for event in since():
+            index.apply("a", event)
+        late = asyncio.run(joined(client, prompt, index))
+        for known in (prompt, *documents, *chats):
+            assert late.reaches(known)["a"] == index.reaches(known)["a"], "of a reader that came late"
         client.flush()
         for event in since():
             index.apply("a", event)

@@ -60,12 +60,12 @@ class Tree:
     """A cache with `tokens` of KV and `states`; of a served `policy`, None is stock.
 
     With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all). `core` names
-    another of SGLang's tree cores than the one that would be chosen.
+    another of SGLang's tree cores than the one that would be chosen. `events` are of "blocks" of KV, of "states" too.
     """
 
     def __init__(
         self, policy: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
-        write_policy: str = "write_through", context: int = 0, core: str | None = None,
+        write_policy: str = "write_through", context: int = 0, core: str | None = None, events: str = "none",
     ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
         from sglang.srt.environ import envs
@@ -110,8 +110,9 @@ class Tree:
         else:
             self.slots = allocator.TokenToKVPoolAllocator(size=tokens, **common)
         params = CacheInitParams(
-            disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.slots, page_size=page_size
-        )
+            disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.slots, page_size=page_size,
+            enable_kv_cache_events=events != "none",
+        )  # fmt: skip
         params.tree_components = (TYPES["kv"], TYPES["state"])
         params.enable_mamba_extra_buffer = extra
         self.clock = LogicalClock()
@@ -132,6 +133,7 @@ class Tree:
                 cache=cache, states=states, decisions=decisions, victims=victims, slots=CheckpointSlots(states),
                 account=account, now=self.clock.now,
                 tier=HostTier(cache, TYPES["state"], account.event) if host_ratio else None,
+                events=state_events(cache) if events == "states" else None,
             )  # fmt: skip
             rules = Rules(grid=GRID if extra else 1, prefill=PrefillStates(GRID, "chunks"), scores=ours)
             return CacheCoordinator(parts, StaticMemory(parts), rules)
@@ -205,6 +207,12 @@ class Tree:
         cache = self.cache
         states = cache.mamba_evictable_size() + cache.mamba_protected_size()
         return int(states), int(cache.full_evictable_size() + cache.full_protected_size())
+
+
+def state_events(cache: Any) -> Any:
+    from sglang_hybrid.engine.cache.state_events import StateEvents  # not for 0.5.17
+
+    return StateEvents(cache)
 
 
 def scores(decisions: Any, pool: Any, batch: Any, now: float) -> Any:

@@ -114,18 +114,23 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
 
 
 def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int] | None:
-    """What the simulator needs to play this server (`sim.server.Shape`), None where it cannot."""
-    pool, page = ctx.params.req_to_token_pool, ctx.params.page_size
-    if config.memory == "elastic" or ctx.enable_hierarchical_cache or page > 1:
+    """What the simulator needs to play this server (`log_schema.SHAPE` and `BUDGET`), None where it cannot."""
+    pool = ctx.params.req_to_token_pool
+    if ctx.enable_hierarchical_cache:
         return None
+    if config.memory == "elastic":
+        memory = elastic.described()
+    else:
+        kv = ctx.params.token_to_kv_pool_allocator
+        memory = {"states": int(pool.mamba_allocator.size), "kv_tokens": int(kv.size)}
     buffered = ctx.params.enable_mamba_extra_buffer
     return {
-        "states": int(pool.mamba_allocator.size),
-        "kv_tokens": int(ctx.params.token_to_kv_pool_allocator.size),
+        **memory,
         "step": step,
         "chunk_tokens": max(0, int(args.chunked_prefill_size or 0)),
         "buffers": int(pool.mamba_ping_pong_track_buffer_size) if buffered else 0,
         "track_tokens": int(args.mamba_track_interval or 0),
+        "page": int(ctx.params.page_size),
     }
 
 

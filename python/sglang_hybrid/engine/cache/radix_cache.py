@@ -33,6 +33,12 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             params.tree_core_backend = TREE_CORE
         super().__init__(params)
 
+    def take_events(self) -> Any:
+        """What happened since the last call, for readers of KV events."""
+        if self.coordinator.events is not None:
+            self.coordinator.events.retell()
+        return super().take_events()
+
 
 def create(ctx: Any, make_coordinator: Callable[[Any], CacheCoordinator]) -> MambaRadixCache:
     """Build the cache of one scheduler process from SGLang's TreeCacheBuildContext, with its host tier if any."""

@@ -189,6 +189,14 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
+    Hook(
+        "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",
+        "AROUND",
+        "cache.state_events:replay",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Hook(_CHAT + "_apply_jinja_template", "AROUND", "frontend.endpoints:render", HTTP, required=False),
     Hook(
         "srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request",
@@ -208,6 +216,13 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_ANTHROPIC + "AnthropicServing.handle_messages", "AROUND", "frontend.chat:anthropic", HTTP, required=False),
     Hook(_ANTHROPIC + "_anthropic_usage_from_openai", "AFTER", "frontend.usage:anthropic", HTTP, required=False),
+    Hook(
+        "srt.entrypoints.openai.serving_tokenize:OpenAIServingTokenize._handle_non_streaming_request",
+        "AROUND",
+        "frontend.pages:tokenize",
+        HTTP,
+        required=False,
+    ),
     Hook(
         "srt.entrypoints.openai.serving_tokenize:OpenAIServingDetokenize._convert_to_internal_request",
         "BEFORE",

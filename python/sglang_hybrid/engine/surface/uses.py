@@ -169,23 +169,37 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._construct_input_messages",
         PRIVATE,
-        "frontend.chat",
+        "frontend.chat frontend.pages",
         HTTP,
     ),
     Use(
         "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._response_tools_to_chat_tools",
         PRIVATE,
-        "frontend.chat",
+        "frontend.chat frontend.pages",
         HTTP,
     ),
-    Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.chat", HTTP),
+    Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.chat frontend.pages", HTTP),
+    Use("srt.entrypoints.openai.protocol:ResponsesRequest", IMPORT, "frontend.pages", HTTP),
+    Use("srt.entrypoints.anthropic.protocol:AnthropicMessagesRequest", IMPORT, "frontend.pages", HTTP),
+    Use(
+        "srt.entrypoints.openai.serving_tokenize:OpenAIServingTokenize._tokenize_chat_request",
+        PRIVATE,
+        "frontend.pages",
+        HTTP,
+    ),
     Use(
         "srt.entrypoints.anthropic.serving:AnthropicServing._convert_to_chat_completion_request",
         PRIVATE,
-        "frontend.chat",
+        "frontend.chat frontend.pages",
         HTTP,
     ),
-    Use(f"{_CORE}._node_arena", PRIVATE, "cache.components cache.coordinator hicache.tier cache.victims", SCHEDULER),
+    Use(
+        f"{_CORE}._node_arena",
+        PRIVATE,
+        "cache.components cache.coordinator cache.state_events hicache.tier cache.victims",
+        SCHEDULER,
+    ),
+    Use("srt.disaggregation.kv_events:ZmqEventPublisher._replay", PRIVATE, "cache.state_events", SCHEDULER),
     *(
         Use(f"{_CORE}.{name}", PRIVATE, "hicache.tier", SCHEDULER)
         for name in (
