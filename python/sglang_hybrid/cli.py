@@ -1,4 +1,4 @@
-"""The `sglang-hybrid` command: serve, simulate, replay, doctor, spec."""
+"""The `sglang-hybrid` command: serve, cluster, route, simulate, replay, doctor, spec."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _USAGE = f"""sglang-hybrid {__version__}
 usage: sglang-hybrid COMMAND ...
 
   serve ...          start a server (the same as python -m sglang_hybrid.launch_server)
+  cluster ...        several servers on this machine, or prefill/decode pairs, and a router before them
+  route ...          a router before servers that run: to the one that can resume a prompt furthest
   simulate ...       replay traces against cache policies and capacities
   replay LOG ...     take the decisions of a server's request log again and compare them; exit status 1 if one differs
   replay --simulate LOG ...
@@ -60,6 +62,18 @@ def _serve(arguments: list[str]) -> int:
     os.execv(sys.executable, [sys.executable, "-m", "sglang_hybrid.launch_server", *arguments])
 
 
+def _cluster(arguments: list[str]) -> int:
+    from sglang_hybrid.cluster import local
+
+    return local.main(arguments)
+
+
+def _route(arguments: list[str]) -> int:
+    from sglang_hybrid.cluster import route
+
+    return route.main(arguments)
+
+
 def _simulate(arguments: list[str]) -> int:
     from sglang_hybrid.sim import cli
 
@@ -95,14 +109,17 @@ def _cpu_sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
 
 
 def _doctor(arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        _doctor_parser().parse_args(["--help"])
-    if arguments and (arguments[0] != "--url" or len(arguments) != 2):
-        raise ConfigError(f"doctor takes --url URL or nothing: {' '.join(arguments)}")
-    from sglang_hybrid.engine.launch import doctor
-    from sglang_hybrid.engine.pools import remote
+    options = _doctor_parser().parse_args(arguments)
+    if options.url is None:
+        from sglang_hybrid.engine.launch import doctor
 
-    findings = remote.examine(arguments[1]) if arguments else doctor.examine()
+        findings = doctor.examine()
+    else:
+        from sglang_hybrid.cluster import status
+        from sglang_hybrid.engine.pools import remote
+
+        page = remote.fetch(options.url, options.api_key)
+        findings = status.describe(page) or remote.examine(page, options.url)
     for finding in findings:
         print(finding)  # noqa: T201
     return 1 if any(finding.problem for finding in findings) else 0
@@ -111,15 +128,25 @@ def _doctor(arguments: list[str]) -> int:
 def _doctor_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-hybrid doctor",
-        description="This environment and what is wrong with it, or a running server; exit status 1 for a problem.",
+        description="This environment and what is wrong with it, or a running server or router; exit status 1 for a "
+        "problem.",
         epilog="example:\n  sglang-hybrid doctor --url http://127.0.0.1:30000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", help="what the server at this address says of its cache and its memory")
+    parser.add_argument("--url", help="what the server or router at this address says of caches and memory")
+    parser.add_argument("--api-key", help="of that server, where it asks for one")
     return parser
 
 
-COMMANDS = {"serve": _serve, "simulate": _simulate, "replay": _replay, "spec": _spec, "doctor": _doctor}
+COMMANDS = {
+    "serve": _serve,
+    "cluster": _cluster,
+    "route": _route,
+    "simulate": _simulate,
+    "replay": _replay,
+    "spec": _spec,
+    "doctor": _doctor,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

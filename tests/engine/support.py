@@ -53,7 +53,8 @@ class Client:
             with self.open(path, data, timeout, method) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     def open(self, path: str, data: bytes | None, timeout: float, method: str = "POST") -> Any:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
@@ -70,6 +71,7 @@ class Client:
         except urllib.error.HTTPError as error:
             if error.code != 400:
                 raise
+            error.close()
             return False
 
     def batches(self, kind: str) -> int:

@@ -80,6 +80,6 @@ def test_a_block_of_the_readme_runs_as_printed(folder: tuple[Path, int], text: s
 
 
 def test_what_is_not_run_here_is_marked_with_what_it_needs() -> None:
-    assert {mark.strip() for mark, _ in BLOCKS} == {"", "gpu", "quickstart"}
+    assert {mark.strip() for mark, _ in BLOCKS} == {"", "cluster", "gpu", "quickstart"}
     assert len(RUN) == 2
     assert all(command in "".join(RUN) for command in SAYS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,12 @@ from sglang_hybrid.demo.server import Server, ServerDied
 from tests.engine.support import PATIENCE_S, Client, Reference, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+HALF_BORN = re.compile(
+    r"Traceback \(most recent call last\):\n(?:  .*\n)*?.*multiprocessing/spawn\.py.*\n(?:  .*\n)*"
+    r"(?:EOFError: Ran out of input|_pickle\.UnpicklingError: pickle data was truncated)\n"
+)
+"""What Python prints for a child whose parent ended while it told the child what to do."""
 
 
 def children(server: Server) -> list[psutil.Process]:
@@ -128,7 +135,7 @@ def test_a_signal_during_start_up_leaves_nothing(
         send(server.process.pid, number)
         assert server.process.wait(PATIENCE_S) == status
         assert survivors(family) == []
-        assert "Traceback" not in server.log.read_text()
+        assert "Traceback" not in HALF_BORN.sub("", server.log.read_text())
 
 
 def test_ctrl_c_during_the_imports(models: Callable[[str], Path], tmp_path: Path) -> None:

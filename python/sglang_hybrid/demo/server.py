@@ -68,7 +68,7 @@ class Server:
         while (elapsed := time.monotonic() - start) < timeout_seconds:
             if self.process.poll() is not None:
                 raise ServerDied(f"the server ended with status {self.process.returncode}:\n{self.log_tail()}")
-            if self._answers("/health_generate"):
+            if self.answers():
                 return time.monotonic() - start
             if progress is not None:
                 progress(elapsed, self.log_tail(1))
@@ -91,9 +91,10 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
-    def _answers(self, path: str) -> bool:
+    def answers(self) -> bool:
+        """Whether the server answers a real generation."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            with urllib.request.urlopen(self.url + "/health_generate", timeout=30) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False

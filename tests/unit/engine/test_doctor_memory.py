@@ -138,11 +138,16 @@ def test_every_reason_has_its_advice() -> None:
     [
         (("--url", "http://127.0.0.1:9"), "no server answers there"),
         (("--url", "localhost:30000"), "for example http://127.0.0.1:30000: localhost:30000"),
-        (("--url",), "doctor takes --url URL or nothing: --url"),
-        (("now",), "doctor takes --url URL or nothing: now"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
     status, shown = doctor(capsys, *arguments)
     assert status == 2
     assert said in shown
+
+
+@pytest.mark.parametrize("arguments", [("--url",), ("now",)])
+def test_arguments_that_are_none(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        doctor(capsys, *arguments)
+    assert arguments[0] in capsys.readouterr().err

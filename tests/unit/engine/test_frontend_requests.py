@@ -265,7 +265,8 @@ def test_compiled_grammars_have_an_end() -> None:
     assert sum(later < earlier for earlier, later in itertools.pairwise(kept)) == 2, "two rounds of forgetting"
 
 
-def test_the_server_info_has_no_keys() -> None:
+def test_the_server_info_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE", raising=False)
     info = {
         "api_key": "one",
         "admin_api_key": "two",
@@ -281,6 +282,8 @@ def test_the_server_info_has_no_keys() -> None:
         "internal_states": [{"api_key": "***", "admin_api_key": None}],
         "port": 1,
     }
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
+    assert access.mask(info) == {**masked, "mamba_conv_dtype": "float32"}, "for those that hand states over"
     assert access.mask({"api_key": "one"}) is None, "only what /server_info says"
 
 

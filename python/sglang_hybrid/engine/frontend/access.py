@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 ADMINISTRATIVE = ("/load_lora_adapter_from_tensors",)
@@ -23,9 +24,13 @@ def decide(**asked: Any) -> tuple[tuple[()], dict[str, Any]]:
 
 
 def mask(made: Any, *_: Any, **__: Any) -> Any:
-    """`/server_info` without the keys it shows to whoever holds a client's: as fields and in the launch command."""
+    """`/server_info` without the keys it shows to whoever holds a client's, as fields and in the launch command; with
+    the type of convolution windows."""
     if not isinstance(made, dict) or "internal_states" not in made:
         return None
+    # The type of convolution windows is no argument of SGLang's; servers that hand states over have it alike.
+    if dtype := os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
+        made = {**made, "mamba_conv_dtype": dtype}
     secrets = {made[name] for name in SECRETS if isinstance(made.get(name), str) and made[name]}
     return _masked(made, secrets)
 

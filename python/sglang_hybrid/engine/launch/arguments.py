@@ -9,7 +9,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
-from sglang_hybrid.engine.launch import cpu_profile, flags, slots
+from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals
 
@@ -34,6 +34,8 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     if namespace.nccl_port is None and namespace.dp_size == namespace.nnodes == 1:
         # SGLang takes one that the kernel hands out, and binds it many seconds later: a connection can have it by then.
         extra["nccl_port"] = free_port()
+    if namespace.disaggregation_mode != "null" and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        extra["disaggregation_transfer_backend"] = disaggregation.backend(on_cpu=True)
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
     for name, value in slots.environment(config).items():

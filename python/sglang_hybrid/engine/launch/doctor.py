@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import packages
+from sglang_hybrid.engine.launch import disaggregation, packages
 from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 
@@ -48,6 +48,7 @@ def examine() -> list[Finding]:
     if "torch" not in broken:
         findings.append(_device())
     findings.append(_engine(next(iter(broken), None)))
+    findings.append(_transfer())
     findings.append(_entry_points())
     if "torch" not in broken:
         findings.append(_cpu_stand_ins())
@@ -97,6 +98,17 @@ def _engine(broken: str | None) -> Finding:
         return Finding("sglang", f"{compat.check_engine()}, all that is used of it is there")
     except ConfigError as error:
         return Finding("sglang", version, str(error))
+
+
+def _transfer() -> Finding:
+    """What prefill/decode pairs hand over by; nothing else needs it, so that it is missing is no problem."""
+    found = disaggregation.missing()
+    versions = (_version(name) for name in ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"))
+    if found is None:
+        return Finding("transfer engine", f"mooncake {next(filter(None, versions), 'of an unknown version')}")
+    if found[0] == "missing":
+        return Finding("transfer engine", f"none; prefill/decode pairs need one: {found[1]}")
+    return Finding("transfer engine", found[0], found[1])
 
 
 def _entry_points() -> Finding:

@@ -36,6 +36,8 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--disable-radix-cache", action="store_true")
     parser.add_argument("--kv-events-config")
     parser.add_argument("--enable-hierarchical-cache", action="store_true")
+    parser.add_argument("--disaggregation-mode")
+    parser.add_argument("--disaggregation-transfer-backend")
     namespace, _ = parser.parse_known_args(arguments)
     if namespace.config is not None:
         namespace, _ = parser.parse_known_args([*_as_flags(read_mapping(namespace.config)), *arguments])

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
-from sglang_hybrid.engine.launch import early
+from sglang_hybrid.engine.launch import disaggregation, early
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -17,6 +17,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     """
     if seen is not None:
         early.check(seen, config)
+        disaggregation.prepare(seen)
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
     on_cpu = platform.wants_cpu(rest)
@@ -52,7 +53,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_model_is_ours(config, model)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
-    notes = (model.note, arguments.unused_memory(namespace, config, model))
+    notes = (model.note, arguments.unused_memory(namespace, config, model), disaggregation.note(namespace))
     os.environ[ENVIRONMENT_KEY] = config.to_json()
     registration.verify()
     return final, [note for note in notes if note]

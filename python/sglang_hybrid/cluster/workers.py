@@ -1,0 +1,240 @@
+"""Workers of a router: who they are, whether they are well, and what they have to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from sglang_hybrid.cluster.channel import Channel, Follower
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.routing.index import RestartIndex
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Between two looks at a worker's health."""
+
+PATIENCE_S = 5.0
+"""For an answer to such a look. A slow worker is not gone: it is left after `MISSED` of them in a row."""
+
+ALIVE = "/v1/models"
+"""Answered by the HTTP process alone. `/health` computes a token and waits behind a long prefill, which is no fault; a
+scheduler that dies takes the HTTP process with it, one that hangs is ended by SGLang's watchdog."""
+
+READY = "/health"
+READY_S = 25.0
+"""For the first answer of a worker: SGLang gives the token twenty seconds."""
+
+MISSED = 3
+
+
+@dataclass
+class Worker:
+    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there."""
+
+    url: str
+    role: str = ""
+    healthy: bool = False
+    why: str = "not looked at yet"
+    model: str = ""
+    context_tokens: int = 0
+    page_tokens: int = 0
+    channel: Channel | None = None
+    running: int = 0
+    waiting_tokens: int = 0
+    sent: int = 0
+    missed: int = 0
+    follower: Follower | None = field(default=None, repr=False)
+    deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def checked(urls: list[str]) -> list[str]:
+    """The addresses of workers without what is too much; raises ConfigError for one that is none, or there twice."""
+    found: list[str] = []
+    for url in urls:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            right = (
+                parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) and parts.path in ("", "/")
+            )
+        except ValueError:
+            right = False
+        if not right or parts.query or parts.username:
+            raise ConfigError(f"a worker is the address of a server, such as http://10.0.0.1:30000: {url}")
+        name = f"{parts.scheme}://{parts.netloc}"
+        if name in found:
+            raise ConfigError(f"a worker is named once: {url}")
+        found.append(name)
+    if not found:
+        raise ConfigError("a router has one worker or more: --worker http://HOST:PORT")
+    return found
+
+
+class Workers:
+    """All workers of a router, and the index of what they hold.
+
+    They have one model and one page size, those of the first that answers; another one is left out, and says why.
+    """
+
+    def __init__(
+        self,
+        urls: list[str],
+        session: aiohttp.ClientSession,
+        api_key: str | None = None,
+        fits: Callable[[Worker, dict[str, Any], list[Worker]], None] | None = None,
+    ) -> None:
+        """`fits` is asked of a worker, its `/server_info` and the healthy others, and raises ValueError if not."""
+        self.all = {url: Worker(url) for url in checked(urls)}
+        self._fits = fits
+        self.index: RestartIndex | None = None
+        self._model: str | None = None
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def healthy(self) -> list[Worker]:
+        return [worker for worker in self.all.values() if worker.healthy]
+
+    async def start(self) -> None:
+        """Look at every worker once, then again and again in the background."""
+        await asyncio.gather(*(self._look(worker) for worker in self.all.values()))
+        self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self.all.values()]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self.all.values():
+            self._forget(worker)
+
+    def failed(self, worker: Worker, why: str) -> None:
+        """`worker` is gone: it gets no request before it has answered again, and those it has end with TimeoutError."""
+        if worker.healthy or why != worker.why:
+            logger.warning("worker %s is %s: %s", worker, "out" if worker.model else "awaited", why)
+        worker.healthy, worker.why = False, why
+        now = asyncio.get_running_loop().time()
+        deadlines, worker.deadlines = worker.deadlines, set()
+        for deadline in deadlines:
+            if not deadline.expired():  # one that is just ending its request must not be set again
+                deadline.reschedule(now)
+        self._forget(worker)
+
+    async def _watch(self, worker: Worker) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look(worker)
+            except Exception:  # a bug here must not end the health of a worker for ever
+                logger.exception("looking at worker %s", worker)
+
+    async def _look(self, worker: Worker) -> None:
+        try:
+            if worker.healthy:
+                async with self._get(worker, ALIVE):
+                    worker.missed = 0
+                return
+            async with self._get(worker, READY, READY_S) as answer:
+                if answer.status != 200:
+                    raise OSError(f"{READY} answers {answer.status}")
+            await self._meet(worker)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            worker.missed += 1
+            slow = isinstance(error, TimeoutError) and worker.missed < MISSED
+            if worker.healthy and slow:
+                return
+            self.failed(worker, reason(error))
+
+    async def _meet(self, worker: Worker) -> None:
+        """`worker` is there, or there again: what it is decides whether it is one of these."""
+        async with self._get(worker, "/server_info") as answer:
+            if answer.status != 200:
+                raise OSError(f"/server_info answers {answer.status}; has the router the workers' --api-key?")
+            info = await answer.json(content_type=None)
+        if not isinstance(info, dict):
+            raise ValueError("/server_info is no object: is it an SGLang server?")
+        model = str(info.get("served_model_name") or info.get("model_path") or "")
+        if not self.healthy:  # nobody to agree with
+            self._model, self.index = model, None
+        if model != self._model:
+            raise ValueError(f"it serves another model than the other workers: {model}, not {self._model}")
+        if self._fits is not None:
+            self._fits(worker, info, self.healthy)
+        channel, page = Channel.of(info, worker.url), 0
+        if channel is not None:
+            if self.index is None:
+                self.index = RestartIndex(channel.page_tokens)
+            page = channel.page_tokens
+            if page != self.index.page_tokens:
+                raise ValueError(
+                    f"it has another --page-size than the other workers: {page}, not {self.index.page_tokens}"
+                )
+        worker.model, worker.page_tokens, worker.channel = model, page, channel
+        worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        self._forget(worker)
+        if channel is not None and self.index is not None:
+            self.index.join(worker.url)
+            worker.follower = Follower(worker.url, channel, self.index)
+            worker.follower.start()
+        worker.healthy, worker.why, worker.missed = True, "", 0
+        told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
+        told = "decodes" if worker.role == "decode" else told
+        logger.info("worker %s is in, %d of %d: %s, %s", worker, len(self.healthy), len(self.all), model, told)
+
+    def _forget(self, worker: Worker) -> None:
+        if worker.follower is not None:
+            worker.follower.stop()
+            worker.follower = None
+        if self.index is not None:
+            self.index.leave(worker.url)
+
+    def _get(self, worker: Worker, path: str, patience_s: float = PATIENCE_S) -> Any:
+        timeout = aiohttp.ClientTimeout(total=patience_s)
+        return self._session.get(worker.url + path, headers=self._headers, timeout=timeout)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """What `/workers` says."""
+        return [
+            {
+                "url": worker.url,
+                "role": worker.role,
+                "healthy": worker.healthy,
+                "why": worker.why,
+                "model": worker.model,
+                "page_tokens": worker.page_tokens,
+                "running": worker.running,
+                "waiting_tokens": worker.waiting_tokens,
+                "sent": worker.sent,
+                "events": None if worker.follower is None else worker.follower.shown(),
+            }
+            for worker in self.all.values()
+        ]
+
+
+def reason(error: Exception) -> str:
+    """Why a worker could not be reached, in words that an operator knows."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return f"no connection: {os.strerror(number) if number else error.os_error}"
+    return "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def json_of(raw: bytes) -> dict[str, Any] | None:
+    """An object in JSON, None for anything else."""
+    with suppress(ValueError):
+        body = orjson.loads(raw)
+        if isinstance(body, dict):
+            return body
+    return None

@@ -1,0 +1,89 @@
+"""For routers: the names of the pages that a request's prompt has, as this server would render and tokenise it.
+
+A router asks `/v1/tokenize` with the request as `request`, beside an empty prompt. A server without this hook answers
+that the prompt is empty, and the router chooses without knowing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_name
+from sglang_hybrid.routing.index import block_hashes
+
+KEY = "request"
+"""In the body of `/v1/tokenize`: `{"endpoint": "/v1/messages", "body": {...}, "page_tokens": 64}`."""
+
+
+async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, request: Any, raw_request: Any) -> Any:
+    """Around `/v1/tokenize`: how many tokens the prompt has, and the names of the pages before its last one."""
+    asked = (request.model_extra or {}).get(KEY)
+    if asked is None:
+        return await original(serving, adapted, request, raw_request)
+    from fastapi.responses import JSONResponse
+
+    if not isinstance(asked, dict) or not isinstance(body := asked.get("body"), dict):
+        raise ConfigError(f"{KEY} has an endpoint and the body of a request to it: {str(asked)[:80]!r}")
+    page_tokens, salt = asked.get("page_tokens"), body.get("cache_salt")
+    require_integer(page_tokens, 1, TOKENS, "page_tokens")
+    if salt is not None:
+        require_name(salt, "cache_salt")
+    ids = _ids(serving, str(asked.get("endpoint")), body, raw_request.app.state)
+    return JSONResponse({"tokens": [], "count": len(ids), "names": block_hashes(ids[:-1], int(page_tokens), salt)})
+
+
+def _ids(serving: Any, endpoint: str, body: dict[str, Any], state: Any) -> list[int]:
+    """The prompt of a request to `endpoint`; raises ConfigError, or what SGLang raises for a body it cannot read."""
+    tokenizer = serving.tokenizer_manager.tokenizer
+    prompt = body.get("prompt") if endpoint == "/v1/completions" else body.get("text")
+    if endpoint in ("/v1/completions", "/generate"):
+        if not isinstance(prompt, str):
+            raise ConfigError(f"the prompt of one sequence is a text: {str(prompt)[:80]!r}")
+        return list(tokenizer.encode(prompt))
+    if endpoint not in _CHATS:
+        raise ConfigError(f"no prompt is known of requests to this endpoint: {endpoint}")
+    try:
+        return list(serving._tokenize_chat_request(_Chat(_CHATS[endpoint](body, state))))
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(f"the body has another shape: {error}") from error
+
+
+class _Chat:
+    """What SGLang's tokenisation asks of a request."""
+
+    def __init__(self, chat: Any) -> None:
+        self._chat = chat
+
+    def to_chat_completion_request(self) -> Any:
+        return self._chat
+
+
+def _openai(body: dict[str, Any], state: Any) -> Any:
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    return ChatCompletionRequest.model_validate(body)
+
+
+def _anthropic(body: dict[str, Any], state: Any) -> Any:
+    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+
+    return state.anthropic_serving._convert_to_chat_completion_request(AnthropicMessagesRequest.model_validate(body))
+
+
+def _responses(body: dict[str, Any], state: Any) -> Any:
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ResponsesRequest
+
+    serving = state.openai_serving_responses
+    request = ResponsesRequest.model_validate(body)
+    tools = serving._response_tools_to_chat_tools(request) or None
+    messages = serving._construct_input_messages(request)
+    return ChatCompletionRequest(model=request.model, messages=messages, tools=tools)
+
+
+_CHATS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
+    "/v1/chat/completions": _openai,
+    "/v1/messages": _anthropic,
+    "/v1/responses": _responses,
+}
