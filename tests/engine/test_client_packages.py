@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,18 +22,33 @@ def client(serve: Callable[..., Client]) -> Client:
     return serve("gdn", "--enable-metrics")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_chats_of_the_openai_package(client: Client, stream: bool) -> None:
+@pytest.fixture
+def openai_api(client: Client) -> Iterator[Any]:
     import openai
 
-    api = openai.OpenAI(base_url=client.server.url + "/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=client.server.url + "/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+@pytest.fixture
+def anthropic_api(client: Client) -> Iterator[Any]:
+    import anthropic
+
+    with anthropic.Anthropic(base_url=client.server.url, api_key="none", max_retries=0) as api:
+        yield api
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats_of_the_openai_package(openai_api: Any, stream: bool) -> None:
+    import openai
+
     more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
 
     def ask(question: str) -> Any:
         parts = [{"type": "text", "text": f"chat {stream} {DOCUMENT}", **MARK}, {"type": "text", "text": question}]
         messages: Any = [{"role": "user", "content": parts}]
         said = {"cache_hints": {"back_in_s": 5}}
-        answer: Any = api.chat.completions.create(
+        answer: Any = openai_api.chat.completions.create(
             model="m", messages=messages, max_tokens=4, prompt_cache_key="k", extra_body=said, **more
         )
         return list(answer)[-1].usage if stream else answer.usage
@@ -42,23 +57,20 @@ def test_chats_of_the_openai_package(client: Client, stream: bool) -> None:
     assert first.cached_tokens < GRID
     assert first.cache_write_tokens >= second.cached_tokens >= len(DOCUMENT) - GRID
     with pytest.raises(openai.BadRequestError, match=r"cache_hints\.final is true or false"):
-        api.chat.completions.create(
+        openai_api.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "a"}], extra_body={"cache_hints": {"final": "yes"}}
         )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_of_the_openai_package(client: Client, stream: bool) -> None:
-    import openai
-
-    api = openai.OpenAI(base_url=client.server.url + "/v1", api_key="none", max_retries=0)
-    model = api.models.list().data[0].id
+def test_responses_of_the_openai_package(openai_api: Any, stream: bool) -> None:
+    model = openai_api.models.list().data[0].id
 
     def ask(question: str) -> Any:
         parts = [{"type": "input_text", "text": f"responses {stream} {DOCUMENT}", **MARK}]
         parts += [{"type": "input_text", "text": question}]
         asked: Any = [{"role": "user", "content": parts}]
-        answer: Any = api.responses.create(model=model, input=asked, max_output_tokens=4, stream=stream)
+        answer: Any = openai_api.responses.create(model=model, input=asked, max_output_tokens=4, stream=stream)
         if stream:
             answer = [e.response for e in answer if e.type in ("response.completed", "response.incomplete")][-1]
         return answer.usage.input_tokens_details
@@ -69,10 +81,9 @@ def test_responses_of_the_openai_package(client: Client, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_of_the_anthropic_package(client: Client, stream: bool) -> None:
+def test_messages_of_the_anthropic_package(anthropic_api: Any, stream: bool) -> None:
     import anthropic
 
-    api = anthropic.Anthropic(base_url=client.server.url, api_key="none", max_retries=0)
     system: Any = [{"type": "text", "text": f"messages {stream} {DOCUMENT}", **MARK}]
 
     def ask(question: str) -> Any:
@@ -80,15 +91,17 @@ def test_messages_of_the_anthropic_package(client: Client, stream: bool) -> None
         asked: Any = {"model": "m", "max_tokens": 4, "system": system, "messages": turn}
         said = {"cache_hints": {"final": True}}
         if not stream:
-            return api.messages.create(**asked, extra_body=said).usage
-        with api.messages.stream(**asked, extra_body=said) as events:
+            return anthropic_api.messages.create(**asked, extra_body=said).usage
+        with anthropic_api.messages.stream(**asked, extra_body=said) as events:
             return events.get_final_message().usage
 
     first, second = (ask(question) for question in QUESTIONS)
     assert first.cache_creation_input_tokens >= second.cache_read_input_tokens >= len(DOCUMENT) - GRID
     whole = second.input_tokens + second.cache_creation_input_tokens + second.cache_read_input_tokens
-    counted = api.messages.count_tokens(model="m", system=system, messages=[{"role": "user", "content": QUESTIONS[1]}])
+    counted = anthropic_api.messages.count_tokens(
+        model="m", system=system, messages=[{"role": "user", "content": QUESTIONS[1]}]
+    )
     assert whole == counted.input_tokens
     bad: Any = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "7d"}}]
     with pytest.raises(anthropic.BadRequestError, match=r"cache_control\.ttl is '5m' or '1h': '7d'"):
-        api.messages.create(model="m", max_tokens=4, system=bad, messages=[{"role": "user", "content": "a"}])
+        anthropic_api.messages.create(model="m", max_tokens=4, system=bad, messages=[{"role": "user", "content": "a"}])
