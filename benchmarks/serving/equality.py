@@ -57,7 +57,12 @@ def compare(client: Client, batch: list[list[int]], cold: list[Any], reference: 
     finally:
         stop.set()
         rude.join()
-    counts = {
+    return judged(batch, warm, cold, reference)
+
+
+def judged(batch: list[list[int]], warm: list[Any], cold: list[Any], reference: Reference) -> dict[str, Any]:
+    """Counts over `batch` of outputs and cached tokens, `warm` held against `cold`; what is wrong is printed."""
+    counts: dict[str, Any] = {
         "requests": len(batch),
         "hits": 0,
         "prompt_tokens": 0,
