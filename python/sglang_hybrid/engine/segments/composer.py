@@ -93,7 +93,7 @@ class Composer:
         for number in sorted({0, first, min(first + 1, len(prompt.segments))}):
             key = prompt.keyed(params.key.token_ids, number)
             ways[number] = plain if key is params.key.token_ids else len(match(_rekeyed(probe, key)).device_indices)
-        number = min(ways, key=lambda n: (prompt.run_tokens(n, ways[n], self.index), -n))
+        number = min(ways, key=lambda n: (prompt.run_tokens(n, ways[n], self.index), -ways[n], n))
         prompt.compose_from(number)
         return match(_rekeyed(params, prompt.keyed(params.key.token_ids)))
 

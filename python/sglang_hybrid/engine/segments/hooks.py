@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.engine.segments import forward, schedule
@@ -15,6 +16,12 @@ def composer_of(cache: Any) -> Composer | None:
     """The composer of a cache, None for caches without segments."""
     coordinator = coordinator_of(cache)
     return None if coordinator is None else coordinator.composer
+
+
+def reserve(configurator: Any, rest: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of how SGLang divides the memory that is left, `rest` in GiB: segments have theirs first."""
+    taken = HybridConfig.from_environment().segment_memory_gb * 1e9 / (1 << 30)
+    return (configurator, rest - taken), {}
 
 
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:

@@ -184,6 +184,7 @@ HOOKS: tuple[Hook, ...] = (
         "elastic",
     ),
     # Segments.
+    Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "BEFORE", "segments.hooks:reserve", SCHEDULER, "segments"),
     Hook(
         "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
         "AROUND",
