@@ -55,6 +55,7 @@ def build(
         frequencies=rope.frequencies(runner.model),
         page_size=int(ctx.params.page_size),
         most=schedule.most_tokens(args.chunked_prefill_size),
+        mode=config.segment_mode,
     )
     cache_forward.mixing = forward.mix
     index = SegmentIndex(store.blocks, Costs(spec, store.state_bytes, store.token_bytes))

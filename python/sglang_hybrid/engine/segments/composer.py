@@ -26,13 +26,14 @@ FIELD = "segments"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
     """What a rank serves: which linear and attention layers it has, by SGLang's numbers of layers, how keys turn
-    (`rope.frequencies`), the tokens of a page and of the largest pass."""
+    (`rope.frequencies`), the tokens of a page and of the largest pass, and `--hybrid-segment-mode`."""
 
     linear_layers: dict[int, int]
     attention_layers: dict[int, int]
     frequencies: tuple[Any, bool] | None
     page_size: int
     most: int
+    mode: str = "transition"
 
 
 class Composer:
@@ -74,7 +75,7 @@ class Composer:
         if not ranges:
             return None
         made = SegmentedPrompt(req.origin_input_ids, ranges, self.seams, self.identity, requests.namespace(req))
-        if unable(req):
+        if self.served.mode == "full" or unable(req):
             made.forbid()
         return made
 

@@ -27,10 +27,13 @@ class Pools:
 
 
 class LinearPass:
-    """The linear layers of one batch; `slots` are where its checkpoints go ([n], in the order of `batch.saves`)."""
+    """The linear layers of one batch; `slots` are where its checkpoints go ([n], in the order of `batch.saves`).
 
-    def __init__(self, batch: PassBatch, slots: Tensor | None, device: torch.device) -> None:
-        self.batch = batch
+    `adds`, for study: end states are added up, as if a segment did nothing to the states before it.
+    """
+
+    def __init__(self, batch: PassBatch, slots: Tensor | None, device: torch.device, adds: bool = False) -> None:
+        self.batch, self._adds = batch, adds
         self.chunks = stages.Chunks(tuple(batch.linear.host_bounds), CHUNK, device)
         self._slots = slots
 
@@ -121,6 +124,8 @@ class LinearPass:
                 transition_scale=kept.transition_scale, vanishing=kept.vanishing, delta=beta is not None,
                 check_slots=False,
             )  # fmt: skip
+            if self._adds:
+                kept.leave_alone(making.blocks)
         cut = stages.before(self.chunks, q, k, v, g, beta)
         h, v_new = chunk_h_jump(
             k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,

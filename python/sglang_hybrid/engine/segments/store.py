@@ -53,6 +53,18 @@ class Layer:
     transition_scale: Tensor | None = None
     end_state_scale: Tensor | None = None
 
+    def leave_alone(self, blocks: Tensor) -> None:
+        """Let the segments in `blocks` leave states before them as they are: T is the identity."""
+        whole = 127 if self.transition.dtype is torch.int8 else 1
+        kept: Tensor | int = whole
+        if self.transition.dim() == 4:
+            size = self.transition.shape[-1]
+            kept = whole * torch.eye(size, dtype=self.transition.dtype, device=self.transition.device)
+        self.transition[blocks] = kept
+        self.vanishing[blocks] = False
+        if self.transition_scale is not None:
+            self.transition_scale[blocks] = 1 / whole
+
 
 class Store:
     """The buffer of `total_bytes` on `device`; states are stored as `dtype`, a name in `STORED`."""
