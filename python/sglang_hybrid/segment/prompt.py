@@ -206,13 +206,12 @@ class SegmentedPrompt:
         """The open pass will run: what it makes is there for those that come behind it."""
         made, self._open = self._open, None
         assert made is not None, "commit follows upon begin"
-        fresh = [cold.entry for cold in made.cold]
-        for entry in fresh:
-            entry.making = False
-        for copy in made.copies:
-            if copy.entry not in fresh:
-                self.reused_tokens += copy.tokens
-                index.counts.reused_tokens += copy.tokens
+        for cold in made.cold:
+            cold.entry.making = False
+        hits = {segment.range[0] for segment in self.segments if not segment.reason}
+        reused = sum(copy.tokens for copy in made.copies if copy.delta in hits)
+        self.reused_tokens += reused
+        index.counts.reused_tokens += reused
         for segment in self._new:
             if segment.entry is not None and not segment.reason:
                 segment.entry.hits += 1
@@ -228,7 +227,7 @@ class SegmentedPrompt:
         """The open pass does not run: as if it had not been decided on."""
         self._open = None
         for segment in self._new:
-            if segment.entry is not None and segment.entry.making:
+            if segment.entry is not None and segment.reason:  # its own: others may rely on one that they are making
                 index.drop(segment.entry)
             self._let_go(segment, index)
             segment.decided, segment.composed, segment.reason = False, True, ""

@@ -7,13 +7,12 @@ pass that was decided on, and then charged what it runs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.engine.segments.composer import Composer
+from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
 
 _ALL = 1 << 40
@@ -28,16 +27,8 @@ def admit(composer: Composer, original: Callable[..., Any], adder: Any, req: Any
     assert prompt is not None
     if not _begin(composer, prompt, req, adder):
         return AddReqResult.OTHER
-    before = len(adder.can_run_list)
-    with _as_decided(prompt, req, adder):
-        result = original(adder, req, *args, **kwargs)
-        admitted = len(adder.can_run_list) > before
-        if admitted:
-            _follow(composer, prompt, req)
-    if not admitted:
-        prompt.revoke(composer.index)
-        return result
-    return adder.budget_state()
+    result, admitted = _offer(composer, prompt, req, adder, lambda: original(adder, req, *args, **kwargs))
+    return adder.budget_state() if admitted else result
 
 
 def continue_chunk(composer: Composer, original: Callable[..., Any], adder: Any, req: Any) -> Any:
@@ -47,13 +38,7 @@ def continue_chunk(composer: Composer, original: Callable[..., Any], adder: Any,
     room = adder.memory_budget.available_chunk_tokens(_ALL)
     if not _begin(composer, prompt, req, adder, room):
         return req
-    with _as_decided(prompt, req, adder):
-        result = original(adder, req)
-        if adder.can_run_list and adder.can_run_list[-1] is req:
-            _follow(composer, prompt, req)
-        else:
-            prompt.revoke(composer.index)
-    return result
+    return _offer(composer, prompt, req, adder, lambda: original(adder, req))[0]
 
 
 def _begin(composer: Composer, prompt: SegmentedPrompt, req: Any, adder: Any, room: int = _ALL) -> bool:
@@ -70,36 +55,44 @@ def _begin(composer: Composer, prompt: SegmentedPrompt, req: Any, adder: Any, ro
     return prompt.begin(start, total, limits, composer.index, composer.now()) is not None
 
 
-@contextmanager
-def _as_decided(prompt: SegmentedPrompt, req: Any, adder: Any) -> Iterator[None]:
-    """Let SGLang choose the open pass of `prompt`; what it charged for it is set right afterwards."""
+def _offer(
+    composer: Composer, prompt: SegmentedPrompt, req: Any, adder: Any, choose: Callable[[], Any]
+) -> tuple[Any, bool]:
+    """Let SGLang `choose` the open pass of `prompt`, and charge it what it runs; whether it was chosen."""
     made = prompt.open
     assert made is not None
     chunk, inputs, limit = adder.rem_chunk_tokens, adder.rem_input_tokens, adder.chunked_req_limit
-    whole = made.end >= len(req.full_untruncated_fill_ids)
+    whole, before = made.end >= len(req.full_untruncated_fill_ids), len(adder.can_run_list)
     if chunk is not None:
         adder.rem_chunk_tokens = _ALL if whole else made.end - made.start
         adder.chunked_req_limit = None
     adder.rem_input_tokens = _ALL
+    run, rest = 0, chunk
     try:
-        yield
+        result = choose()
+        admitted = len(adder.can_run_list) > before
+        if admitted:
+            run = _followed(composer, prompt, req).run_tokens
+            # SGLang has one prompt in chunks at a time, and relies on it to use up the pass: nobody may begin behind.
+            rest = None if chunk is None else chunk - run if whole else 0
     finally:
-        run = 0 if prompt.open is None else prompt.open.run_tokens
-        adder.rem_chunk_tokens = None if chunk is None else chunk - run
-        adder.rem_input_tokens, adder.chunked_req_limit = inputs - run, limit
+        adder.rem_chunk_tokens, adder.rem_input_tokens, adder.chunked_req_limit = rest, inputs - run, limit
+    if not admitted:
+        prompt.revoke(composer.index)
+    return result, admitted
 
 
-def _follow(composer: Composer, prompt: SegmentedPrompt, req: Any) -> None:
-    """Where memory was short SGLang chose a shorter pass: decide on that one."""
+def _followed(composer: Composer, prompt: SegmentedPrompt, req: Any) -> Pass:
+    """The open pass; where memory was short SGLang chose a shorter one, and that is decided on now."""
     end = int(req.extend_range.end)
-    if prompt.open is not None and prompt.open.end == end:
-        return
-    limits = Limits(_ALL, _ALL, 1)
-    made = prompt.begin(len(req.prefix_indices), end, limits, composer.index, composer.now())
+    made = prompt.open
+    if made is None or made.end != end:
+        made = prompt.begin(len(req.prefix_indices), end, Limits(_ALL, _ALL), composer.index, composer.now())
     if made is None or made.end != end:
         raise InvariantError(f"request {req.rid}: a pass up to {end} was asked for, but this one found: {made}")
+    return made
 
 
 def most_tokens(chunked_prefill_size: int | None) -> int:
     """Tokens of the largest pass."""
-    return _ALL if not chunked_prefill_size or chunked_prefill_size < 0 else min(_ALL, math.floor(chunked_prefill_size))
+    return _ALL if not chunked_prefill_size or chunked_prefill_size < 0 else chunked_prefill_size
