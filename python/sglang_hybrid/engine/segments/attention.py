@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_hybrid.engine.cpu.attention import rows
 from sglang_hybrid.engine.segments.batch import Moves, PassBatch
 from sglang_hybrid.engine.segments.store import Store
 
@@ -46,8 +47,6 @@ class AttentionPass:
         q, k, v: [tokens of the stream, heads * size], or by head; `pool`: the layer's K and V in SGLang's pool, where
         the own tokens' are already. Returns [own and cold tokens, heads * V].
         """
-        from sglang_hybrid_kernels.seam_attention import seam_attention
-
         attended, making = self.batch.attended, self.batch.making
         heads, key_heads = layer.tp_q_head_num, layer.tp_k_head_num
         window = layer.sliding_window_size
@@ -61,20 +60,41 @@ class AttentionPass:
             self.store.values[number][making.slots] = cold_v[making.places]
             pages = torch.arange(len(cold_k), device=q.device)
             found = [
-                seam_attention(
-                    cold_q.to(pool[0].dtype), cold_k, cold_v, pages, making.bounds, making.positions, making.bounds,
-                    longest=making.longest, check_slots=False, **options,
+                self._attend(
+                    cold_q.to(pool[0].dtype), (cold_k, cold_v), pages, making.bounds, making.positions, making.bounds,
+                    making.longest, making.rows, options,
                 )
             ]  # fmt: skip
         if self.batch.late is not None:
             keys, values = (kept[number : number + 1] for kept in (self.store.keys, self.store.values))
             self._move(self.batch.late, keys, values, pool[:1], pool[1:])
-        own_q = q[attended.tokens].reshape(-1, heads, layer.qk_head_dim)
-        own = seam_attention(
-            own_q.to(pool[0].dtype), *pool, self._pages, attended.cell_bounds, attended.positions, attended.bounds,
-            longest=attended.longest, check_slots=False, **options,
+        own_q = q[attended.tokens].reshape(-1, heads, layer.qk_head_dim).to(pool[0].dtype)
+        own = self._attend(
+            own_q, pool, self._pages, attended.cell_bounds, attended.positions, attended.bounds, attended.longest,
+            attended.rows, options,
         )  # fmt: skip
         return torch.cat([own, *found]).flatten(1).to(q.dtype)
+
+    @staticmethod
+    def _attend(
+        q: Tensor,
+        pool: tuple[Tensor, Tensor],
+        pages: Tensor,
+        page_bounds: Tensor,
+        positions: Tensor,
+        bounds: Tensor,
+        longest: int,
+        by_row: list[tuple[int, int, int, int]],
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Of tokens at any positions, over what lies in `pages` of their text; on a CPU row by row."""
+        if q.device.type == "cpu" and options["window"] is None:
+            return rows(q, *pool, pages, by_row, options["scale"])
+        from sglang_hybrid_kernels.seam_attention import seam_attention
+
+        return seam_attention(
+            q, *pool, pages, page_bounds, positions, bounds, longest=longest, check_slots=False, **options
+        )
 
     def keep(self, pool: Any, layer: Any, k: Tensor, v: Tensor) -> None:
         """Write K and V of the own tokens to SGLang's pool."""

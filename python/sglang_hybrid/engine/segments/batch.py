@@ -19,8 +19,9 @@ from sglang_hybrid.engine.cache.requests import Checkpoint
 from sglang_hybrid.segment.index import Entry
 from sglang_hybrid.segment.passes import Pass, Row
 
-CHUNK = 64
-"""Tokens of a chunk of the linear layers, as SGLang's kernels have it."""
+CHUNK, SHORT_CHUNK = 64, 16
+"""Tokens of a chunk of the linear layers, and where all rows are short: seams of eight tokens fill one."""
+SHORT_ROW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,10 @@ class Linear:
     pool, or -1) are what `chunk_h_jump` takes; a segment that is made is a request without a slot. For the convolution
     rows are not cut by checkpoints: `wide` [n + 1] are their bounds, before which it looks back on the window of block
     `behind` or, where that is -1, on that of slot `after` (-1: on nothing). The window at the end of wide row
-    `last[i]` goes to slot `last_states[i]`.
+    `last[i]` goes to slot `last_states[i]`. Rows are cut into chunks of `chunk` tokens.
     """
 
+    chunk: int
     tokens: Tensor
     bounds: Tensor
     host_bounds: list[int]
@@ -81,6 +83,7 @@ class Making:
     the cold tokens, and `slots` where their KV is kept. `windows` [segments, window] of the linear tokens end there.
     """
 
+    rows: list[tuple[int, int, int, int]]
     blocks: Tensor
     tokens: Tensor
     bounds: Tensor
@@ -97,9 +100,11 @@ class Making:
 class Attended:
     """What own `tokens` of the stream attend to: request r has those from `bounds[r]` on, at `positions` of its prompt.
 
-    Its KV lies in `cells` of SGLang's table [requests, context] of slots, flattened, from `cell_bounds[r]` on.
+    Its KV lies in `cells` of SGLang's table [requests, context] of slots, flattened, from `cell_bounds[r]` on. `rows`
+    says the same on the host: (first token, last one + 1, first cell, last one + 1); tokens see the cells before them.
     """
 
+    rows: list[tuple[int, int, int, int]]
     tokens: Tensor
     bounds: Tensor
     positions: Tensor
@@ -178,6 +183,7 @@ class _Draft:
     wide: list[int] = field(default_factory=list)  # lengths
     behind: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
+    seen: list[tuple[int, int, int, int]] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     last_states: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
@@ -237,6 +243,9 @@ class _Draft:
             self.rows.append(high - low)
             self.jump.append(jump)
             jump = -1
+        if row.tokens:
+            cell = sum(self.cell_counts)
+            self.seen.append((len(self.own), len(self.own) + row.tokens, cell, cell + row.end))
         self.own += range(place, place + row.tokens)
         self.own_positions += range(row.start, row.end)
         self.wide.append(row.tokens)
@@ -275,7 +284,8 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
     bounds = list(accumulate((*draft.rows, *(n for _, _, n, _, _ in draft.cold)), initial=0))
     wide = [*draft.wide, *(n for _, _, n, _, _ in draft.cold)]
     own_rows, made = len(draft.rows), len(draft.cold)
-    chunks = list(accumulate((-(-(b - a) // CHUNK) for a, b in pairwise(bounds)), initial=0))
+    chunk = SHORT_CHUNK if not made and max(draft.rows, default=0) <= SHORT_ROW else CHUNK
+    chunks = list(accumulate((-(-(b - a) // chunk) for a, b in pairwise(bounds)), initial=0))
     kept = (*(c for _, _, c in draft.inside), *(c for _, c in draft.finals))
     add = numbers.add
     parts = {
@@ -313,10 +323,11 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
     sent = numbers.send(device)
     at = {name: sent[where] for name, where in parts.items()}
     linear = Linear(
-        at["linear"], at["bounds"], bounds, at["of_request"], at["states"], at["jump"], at["wide"], wide, at["behind"],
-        at["after"], at["last"], at["last_states"],
+        chunk, at["linear"], at["bounds"], bounds, at["of_request"], at["states"], at["jump"], at["wide"], wide,
+        at["behind"], at["after"], at["last"], at["last_states"],
     )  # fmt: skip
     attended = Attended(
+        draft.seen,
         at["linear"][:own],
         at["own_bounds"],
         at["own_positions"],
@@ -327,8 +338,8 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
     making = None
     if made:
         making = Making(
-            at["blocks"], at["linear"][own:], at["cold_bounds"], at["cold_positions"], max(wide[-made:]),
-            at["interior"], at["interior_bounds"], at["places"], at["cold_slots"],
+            [(a, b, a, b) for a, b in pairwise(cold_bounds)], at["blocks"], at["linear"][own:], at["cold_bounds"],
+            at["cold_positions"], max(wide[-made:]), at["interior"], at["interior_bounds"], at["places"], at["cold_slots"],
             at["cold_windows"].view(made, window),
         )  # fmt: skip
     windows = at["windows"].view(len(draft.inside), window)

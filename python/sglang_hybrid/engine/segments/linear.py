@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_hybrid.engine.segments import stages
-from sglang_hybrid.engine.segments.batch import CHUNK, PassBatch
+from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.store import Layer
 
 
@@ -34,7 +34,7 @@ class LinearPass:
 
     def __init__(self, batch: PassBatch, slots: Tensor | None, device: torch.device, adds: bool = False) -> None:
         self.batch, self._adds = batch, adds
-        self.chunks = stages.Chunks(tuple(batch.linear.host_bounds), CHUNK, device)
+        self.chunks = stages.Chunks(tuple(batch.linear.host_bounds), batch.linear.chunk, device)
         self._slots = slots
 
     def delta(self, module: Any, kept: Layer, pools: Pools, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class LinearPass:
         h, v_new = chunk_h_jump(
             k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
             kept.transition, kept.end_state, transition_scale=kept.transition_scale,
-            end_state_scale=kept.end_state_scale, vanishing=kept.vanishing, chunk_size=CHUNK, check_slots=False,
+            end_state_scale=kept.end_state_scale, vanishing=kept.vanishing, chunk_size=linear.chunk, check_slots=False,
         )  # fmt: skip
         h = h[: self.chunks.count]
         if saves is not None and self._slots is not None:
