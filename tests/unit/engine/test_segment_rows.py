@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.segments.batch import Composed, PassBatch, build
+from sglang_hybrid.engine.segments.batch import Composed, PassBatch
+from sglang_hybrid.engine.segments.draft import build
 from sglang_hybrid.engine.segments.linear import LinearPass, Pools
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.segment.blocks import Blocks

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.segments.attention import AttentionPass
-from sglang_hybrid.engine.segments.batch import PassBatch, build
+from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.composer import Composer
+from sglang_hybrid.engine.segments.draft import build
 from sglang_hybrid.engine.segments.linear import LinearPass, Pools
 
 
