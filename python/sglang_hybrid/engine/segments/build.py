@@ -10,6 +10,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward as cache_forward
+from sglang_hybrid.engine.cache import prefill_states
 from sglang_hybrid.engine.segments import forward, rope, schedule
 from sglang_hybrid.engine.segments.composer import Composer, Served
 from sglang_hybrid.engine.segments.store import Shapes, Store
@@ -29,6 +30,11 @@ def build(
     kind = type(backend).__name__
     if kind not in _FAMILIES:
         raise ConfigError(f"segments are served for gated delta rules and Mamba-2; drop --hybrid-segments: {kind}")
+    if prefill_states.is_one_graph(args := compat.resolved(ctx.server_args)):
+        raise ConfigError(
+            "segments change the shape of a prefill, which is one CUDA graph here; add --cuda-graph-backend-prefill "
+            f"breakable or drop --hybrid-segments: {args.cuda_graph_config.prefill.backend}"
+        )
     states, kv = ctx.params.req_to_token_pool, ctx.params.token_to_kv_pool_allocator.get_kvcache()
     attention = sorted(kv.full_attention_layer_id_mapping)
     keys, values = kv.get_kv_buffer(attention[0])
@@ -48,7 +54,6 @@ def build(
         kv_dtype=keys.dtype,
     )
     store = Store(shapes, config.segment_dtype, int(config.segment_memory_gb * 1e9), keys.device)
-    args = compat.resolved(ctx.server_args)
     served = Served(
         linear_layers=dict(states.mamba_map),
         attention_layers={layer: number for number, layer in enumerate(attention)},

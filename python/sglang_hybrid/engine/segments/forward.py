@@ -158,7 +158,7 @@ def extend(
             now.attention.keep(backend.token_to_kv_pool, layer, k, v)
         pool = backend.token_to_kv_pool.get_kv_buffer(number)
         found = now.attention.run(layer, now.composer.served.attention_layers[number], q, k, v, pool)
-        out = q.new_empty(q.shape[0], found.shape[1])
+        out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
         out[tokens] = found
         if now.plain is not None:
             some = batch.plain
@@ -166,7 +166,7 @@ def extend(
         return out
     kept = now.composer.store.layers[now.composer.served.linear_layers[number]]
     found = now.linear.delta(layer, kept, _pools(backend, number), mixed_qkv, a, b)
-    out = mixed_qkv.new_empty(1, mixed_qkv.shape[0], *found.shape[1:])
+    out = mixed_qkv.new_zeros(1, mixed_qkv.shape[0], *found.shape[1:])
     out[0, tokens] = found
     if now.plain is not None:
         some = batch.plain
@@ -190,7 +190,7 @@ def mix(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -
     found = now.linear.mamba2(given["mixer"], kept, pools, hidden[tokens], given.get("mup_vector"))
     out = given.get("output")
     if out is None:
-        out = hidden.new_empty(hidden.shape[0], found.shape[1])
+        out = hidden.new_zeros(hidden.shape[0], found.shape[1])
     out[tokens] = found
     if now.plain is not None:
         some = now.batch.plain
