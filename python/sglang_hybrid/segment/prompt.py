@@ -134,14 +134,15 @@ class SegmentedPrompt:
     def way(self, ids: array[int], cached: Callable[[array[int]], int], index: SegmentIndex) -> int:
         """From which segment on composing leaves the fewest tokens to run: its number, for `compose_from`.
 
-        `ids` are those of the prompt that may be found cached, `cached(key)` says how many are along a key.
+        Of ways that are alike the one of which most is cached, then the one that makes most entries. `ids` are those of
+        the prompt that may be found cached, `cached(key)` says how many are along a key.
         """
         plain = cached(ids)
         first, ways = self.first_behind(plain), dict[int, int]()
         for number in {0, first, min(first + 1, len(self.segments))}:
             key = self.keyed(ids, number)
             ways[number] = plain if key is ids else cached(key)
-        return min(ways, key=lambda number: (self.run_tokens(number, ways[number], index), -number))
+        return min(ways, key=lambda number: (self.run_tokens(number, ways[number], index), -ways[number], number))
 
     def compose_from(self, number: int) -> None:
         """Segments before `number` are plain text, the others are composed. Before the first pass is decided on."""

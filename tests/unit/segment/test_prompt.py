@@ -322,7 +322,9 @@ def test_the_cheapest_way_is_taken() -> None:
         return prompt.way(prompt.ids, lambda ids: cached[keys[ids.tobytes()]], index)
 
     nothing = {0: 0, 1: 0, 2: 0}
-    assert way(nothing) == 1, "nothing is there: the first may as well be exact"
+    assert way(nothing) == 0, "nothing is there: all are made, for others to come"
+    assert way(nothing | {2: 20}) == 0
+    assert way({0: 0, 1: 120, 2: 120}) == 1, "the first is cached as plain text"
     run(two(), index)
     assert way(nothing) == 0
     assert way(nothing | {2: 20}) == 0, "the system prompt"
