@@ -1,4 +1,4 @@
-"""What `spec` says a segment holds is what a server's buffer takes for it, laid out for the shapes of SGLang's pools."""
+"""What `spec` says a segment holds is what a server's buffer takes, laid out for the shapes of SGLang's pools."""
 
 from __future__ import annotations
 

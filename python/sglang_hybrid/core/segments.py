@@ -46,7 +46,9 @@ def segment_costs(spec: ModelSpec, dtype: str = "bfloat16") -> SegmentCosts:
     if dtype not in STATE_DTYPES:
         raise ConfigError(f"states of segments are stored as one of {', '.join(STATE_DTYPES)}: {dtype}")
     if not spec.layers:
-        raise ConfigError(f"only the total costs of this model are known; name it with --model for segments: {spec.name}")
+        raise ConfigError(
+            f"only the total costs of this model are known; name it with --model for segments: {spec.name}"
+        )
     layers = [layer for layer in spec.layers if layer.temporal_elements(1) or layer.conv_elements(1)]
     other = sorted({layer.kind for layer in layers if not isinstance(layer, GatedDeltaNet | Mamba2)})
     latent = any(isinstance(layer, LatentAttention) for layer in spec.layers)

@@ -56,7 +56,7 @@ def test_other_models_have_no_segments(name: str) -> None:
 
 
 def test_what_a_user_gets_wrong() -> None:
-    with pytest.raises(ConfigError, match="only the total costs of this model are known.*: marconi-7b"):
+    with pytest.raises(ConfigError, match=r"only the total costs of this model are known.*: marconi-7b"):
         segment_costs(preset("marconi-7b"))
     with pytest.raises(ConfigError, match="one of bfloat16, int8, float32: float16"):
         segment_costs(preset("qwen3-next-80b-a3b"), "float16")

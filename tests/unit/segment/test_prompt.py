@@ -1,4 +1,4 @@
-"""The segments of a prompt: which are reused, which are made, why others are computed, and what becomes of revoked passes."""
+"""The segments of a prompt: which are reused or made, why others are computed, what becomes of revoked passes."""
 
 from __future__ import annotations
 
