@@ -308,7 +308,7 @@ def test_segments_of_sglang_rows(tmp_path: Path) -> None:
             read_trace(write(tmp_path / "t.jsonl", row, bad))
         assert str(caught.value).startswith("t.jsonl:2: ")
     text = {"ts": 0.0, "text": "hello there", **marked}
-    trace = read_trace(write(tmp_path / "t.jsonl", text))
+    trace = read_trace(write(tmp_path / "t.jsonl", text), "sglang-jsonl")
     assert trace.requests[0].segments == ()
     assert any("segments count real tokens" in note for note in trace.notes)
 
