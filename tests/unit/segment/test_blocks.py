@@ -82,17 +82,18 @@ def test_check_finds_what_is_lost_doubled_or_out_of_place() -> None:
         elif how == "doubled":
             blocks._free.append(block)
         elif how == "slot":
-            blocks._open[block].append(blocks._open[block][0])
+            blocks._open[block][0] = blocks._open[block][1]
         elif how == "place":
             blocks._open[block][0] += 4
+        elif how == "count":
+            blocks._open_tokens += 1
         else:
-            blocks.give_tokens(slots[:1])
-            blocks._open[block].append(int(slots[1]))
+            blocks._open[block] = np.append(blocks._open[block], slots)
         return blocks
 
     for how, message in [
         ("lost", "2 of 3"), ("doubled", "4 of 3"), ("slot", "slots of block"), ("place", "slots of block"),
-        ("empty", "holds nothing"),
+        ("empty", "holds nothing"), ("count", "counted wrongly: 3"),
     ]:  # fmt: skip
         with pytest.raises(InvariantError, match=message):
             broken(how).check()
