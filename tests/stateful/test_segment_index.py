@@ -190,4 +190,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_random_requests(case: str) -> None:
     machine = type("Machine", (SegmentMachine,), CASES[case])
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))

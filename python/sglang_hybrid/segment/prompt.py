@@ -22,7 +22,8 @@ SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_inelig
 class Segment:
     """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
     to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
-    not.
+    not. `coded`: its code stands in the prompt's key, also where it turns out to be computed as plain text. A next turn
+    cannot know which segments found room, and what is exact may serve where less was promised.
     """
 
     range: Range
@@ -30,6 +31,7 @@ class Segment:
     key: Key
     able: bool
     composed: bool
+    coded: bool
     reason: str = ""
     entry: Entry | None = None
     decided: bool = False
@@ -80,19 +82,20 @@ class SegmentedPrompt:
         able = high - low >= self.seams.least and interior[1] < len(self.ids)
         about = self.ids[low:high] if self.names is None else array("q", (self.names[number], high - low))
         key = self.identity.key(about, self.namespace)
-        return Segment(range_, interior, key, able, able, "" if able else SHORT)
+        return Segment(range_, interior, key, able, able, able, "" if able else SHORT)
 
     def forbid(self) -> None:
         """The request may reuse no segment."""
         for each in self.segments:
-            each.able, each.composed, each.reason = False, False, INELIGIBLE
+            each.able = each.composed = each.coded = False
+            each.reason = INELIGIBLE
 
     def keyed(self, ids: array[int], number: int | None = None) -> array[int]:
         """`ids` of the prompt and what follows, as the prefix tree keys them; `number`: as if composed from there."""
         found: array[int] | None = None
         for n, each in enumerate(self.segments):
             at = each.interior[0]
-            if at < len(ids) and (each.composed if number is None else each.able and n >= number):
+            if at < len(ids) and (each.coded if number is None else each.able and n >= number):
                 found = ids[:] if found is None else found
                 found[at] = code(each.key)
         return ids if found is None else found
@@ -147,7 +150,7 @@ class SegmentedPrompt:
     def compose_from(self, number: int) -> None:
         """Segments before `number` are plain text, the others are composed. Before the first pass is decided on."""
         for n, each in enumerate(self.segments):
-            each.composed = each.able and n >= number
+            each.composed = each.coded = each.able and n >= number
 
     @property
     def open(self) -> Pass | None:
@@ -279,7 +282,7 @@ class SegmentedPrompt:
         """The request will begin anew: it was retracted."""
         self.end(index)
         for segment in self.segments:
-            segment.decided, segment.composed = False, segment.able
+            segment.decided, segment.composed, segment.coded = False, segment.able, segment.able
             if segment.able:
                 segment.reason = ""
 

@@ -107,7 +107,7 @@ def test_seams_of_every_width_at_pages_of_servers(width: int, window: int, page:
             if marked:
                 ranges.append((len(ids), len(ids) + len(tokens)))
             ids += tokens
-        for budget in (*range(page, 300, 97), ALL):
+        for budget in (*range(page, 300, 131), ALL):
             index.clear()
             first = play(a_prompt(ids, ranges, seams), index, 0, budget, max(budget, page), page)
             again = play(a_prompt(ids, ranges, seams), index, 0, budget, max(budget, page), page)

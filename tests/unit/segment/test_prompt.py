@@ -122,7 +122,7 @@ def test_a_segment_that_never_found_room_is_refused() -> None:
     made = run(prompt, index)
     assert (made.cold, made.rows, made.composed) == ((), (Row(0, 110),), False)
     assert prompt.misses(0, index) == {"segment_refused": 100}
-    assert prompt.keyed(prompt.ids) is prompt.ids, "it is plain text in the prefix tree"
+    assert prompt.keyed(prompt.ids)[8] == code(prompt.segments[0].key), "a next turn cannot know that"
     assert index.counts.refused == 1
 
 
