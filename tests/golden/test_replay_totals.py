@@ -8,8 +8,7 @@ import zlib
 import pytest
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.sim import Trace, open_cache, replay
-from sglang_hybrid.sim import grid
+from sglang_hybrid.sim import Trace, grid, open_cache, replay
 from sglang_hybrid.sim.ceilings import Clairvoyant
 from sglang_hybrid.sim.reuse import ReuseIndex
 from sglang_hybrid.sim.segments.cache import Memory
@@ -28,8 +27,8 @@ TRACES = {
     "rag?seed=7&requests=120": (120, 430094, 1630959497, 170128),
     "mixed?seed=7&sessions=4": (771, 2412443, 1812892186, 2092655),
     "phases?seed=7&sessions=4": (270, 1719847, 504305809, 880705),
-    "documents?seed=7&requests=80": (0, 0, 0, 0),
-    "skills?seed=7&sessions=16": (0, 0, 0, 0),
+    "documents?seed=7&requests=80": (110, 1164768, 3098187911, 402163),
+    "skills?seed=7&sessions=16": (100, 1168323, 2858688279, 969638),
 }
 
 # (workload, capacity in GB): tokens skipped by a clairvoyant, then by each of POLICIES
@@ -71,8 +70,7 @@ def test_every_policy_skips_exactly_as_many_tokens_as_before(text: str, gb: floa
 
 
 # (workload, rows of segments at 8 GB, 3 of them for segments): tokens hit, of them by segments, and entries made
-SEGMENTS = {
-}
+SEGMENTS = {}
 
 
 @pytest.mark.parametrize(("text", "policy"), SEGMENTS)

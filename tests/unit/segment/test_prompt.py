@@ -188,17 +188,30 @@ def test_commit_follows_upon_begin() -> None:
         two().commit(an_index())
 
 
-def test_a_pass_decides_about_nothing_that_lies_behind_its_end() -> None:
-    """Tokens left for the head of the next segment only: it stays undecided, and pins nothing."""
-    index = an_index()
-    run(two(), index)
-    one, other = index
-    prompt = two()
-    made = prompt.begin(0, 230, Limits(28 + 12, ALL, 4), index, 0.0)
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_pass_decides_about_nothing_that_lies_behind_its_end(equal: bool) -> None:
+    """Its tokens last to the second interior, but no page ends there. An equal one leaves the first its entry."""
+    index, other = an_index(), A[:66] if equal else B[:66]
+    prompt = a_prompt([*A[:66], *other, *QUESTION], [(0, 66), (66, 132)], Seams(30, 3))
+    assert [each.interior for each in prompt.segments] == [(30, 36), (96, 102)]
+    if not equal:
+        run(a_prompt([*other, *QUESTION], [(0, 66)], Seams(30, 3)), index)
+    made = prompt.begin(0, 142, Limits(30 + 66 + 60, ALL, 64), index, 0.0)
     assert made is not None
-    assert made.end == 124
+    assert made.end == 64
     assert [each.decided for each in prompt.segments] == [True, False]
-    assert (one.pins, other.pins) == (1, 0)
+    (cold,) = made.cold
+    assert (cold.entry.alive, cold.entry.pins) == (True, 1)
+    assert [entry.pins for entry in index] == ([1] if equal else [0, 1])
+    prompt.commit(index)
+    index.check()
+
+
+def test_a_request_that_ends_takes_its_open_pass_along() -> None:
+    index, prompt = an_index(), two()
+    assert prompt.begin(0, 230, FREE, index, 0.0) is not None
+    prompt.end(index)
+    assert (prompt.open, len(index), index.blocks.free_blocks) == (None, 0, index.blocks.count)
 
 
 def test_a_segment_is_made_in_a_pass_that_comes_to_it() -> None:

@@ -92,16 +92,27 @@ class SegmentCache(PrefixCache):
             self.commit(request.tokens, request.n_input, request.ts, request.boundaries, request.hints)
             flops = float(self.model.prefill_flops(request.n_input, start))
             return Served(start, 0, request.n_input - start, flops, 0, 0)
-        prompt = self._prompt(request)
-        ids = prompt.ids
-        prompt.compose_from(prompt.way(ids, lambda key: self.lookup(self._tokens(key), request.ts), self.index))
-        start = self.lookup(self._tokens(prompt.keyed(ids)), request.ts)
+        prompt = prompt_of(request, self.seams, self.identity)
+        prompt.compose_from(self._way(prompt, request))
+        start = self._cached(prompt.keyed(prompt.ids), request)
         run, flops = self._run(prompt, start, request)
         whole = prompt.keyed(array("q", request.tokens.tolist()))
-        self.commit(self._tokens(whole), request.n_input, request.ts, request.boundaries, request.hints)
+        boundaries = self._boundaries(prompt, request)
+        self.commit(self._tokens(whole), request.n_input, request.ts, boundaries, request.hints)
         self._passes = []
         kept = sum(each.range[1] <= start or (each.composed and not each.reason) for each in prompt.segments)
         return Served(start, prompt.reused_tokens, run, flops, len(prompt.segments), kept)
+
+    def _way(self, prompt: SegmentedPrompt, request: TraceRequest) -> int:
+        """From which segment on `prompt` is composed."""
+        return prompt.way(prompt.ids, lambda key: self._cached(key, request), self.index)
+
+    def _boundaries(self, prompt: SegmentedPrompt, request: TraceRequest) -> tuple[int, ...]:
+        """Positions whose states are saved, beside those that the policy chooses."""
+        return request.boundaries
+
+    def _cached(self, key: array[int], request: TraceRequest) -> int:
+        return self.lookup(self._tokens(key), request.ts)
 
     def _run(self, prompt: SegmentedPrompt, start: int, request: TraceRequest) -> tuple[int, float]:
         """Run the passes of `prompt` from `start` on; tokens and FLOPs."""
@@ -115,9 +126,6 @@ class SegmentCache(PrefixCache):
             flops += run_flops(made, self.model, self.costs)
         prompt.end(self.index)
         return run, flops
-
-    def _prompt(self, request: TraceRequest) -> SegmentedPrompt:
-        return prompt_of(request, self.seams, self.identity)
 
     def _tokens(self, key: array[int]) -> Tokens:
         """`key` as the tree has it: int32, with numbers for the codes that stand for interiors."""
