@@ -29,7 +29,7 @@ from benchmarks import provenance
 from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.mark import Mark
-from sglang_hybrid.segment.index import Costs, Entry
+from sglang_hybrid.segment.index import Costs
 from sglang_hybrid.segment.keys import Key
 from sglang_hybrid.segment.prompt import SegmentedPrompt
 from sglang_hybrid.sim.cache import open_cache
@@ -54,7 +54,7 @@ ORDERS = ("value", "recency", "frequency", "clairvoyant", "int8")
 
 
 class ByFrequency(ByFuture):
-    """The fewest sightings a second, times FLOPs per byte, go: LFU."""
+    """What has the fewest sightings a second, times FLOPs per byte, goes: LFU."""
 
     def __init__(self, table: ReuseTable, costs: Costs) -> None:
         super().__init__({}, costs)
@@ -64,8 +64,8 @@ class ByFrequency(ByFuture):
         age = now - self._first.setdefault(key, mark.last_s)
         return (mark.hits + 1) / (age + 60.0) * self._costs.density(tokens)
 
-    def put(self, entry: Entry) -> None:
-        self._entries[entry.number] = entry
+    def check(self) -> None:
+        pass  # there are no uses to know of
 
 
 class Exact(SegmentCache):

@@ -14,8 +14,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "traces.md").read_text(encoding="ut
 _PART = re.compile(r"^## `(?P<format>[\w-]+)`|^```(?P<file>\S+)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 REQUESTS = {
-    "server.log": 2, "rows.jsonl": 2, "requests.log": 1, "messages.jsonl": 2, "segments.jsonl": 1, "batch.jsonl": 1, "sharegpt.json": 1,
-    "marconi.jsonl": 1, "mooncake.jsonl": 2, "azure.csv": 2,
+    "server.log": 2, "rows.jsonl": 2, "requests.log": 1, "messages.jsonl": 2, "segments.jsonl": 1, "batch.jsonl": 1,
+    "sharegpt.json": 1, "marconi.jsonl": 1, "mooncake.jsonl": 2, "azure.csv": 2,
 }  # fmt: skip
 
 
