@@ -11,7 +11,7 @@ import pytest
 
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
-from sglang_hybrid.sim import cli, grid
+from sglang_hybrid.sim import cli, grid, replay_cli
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.plots import draw
 from sglang_hybrid.sim.report import Report
@@ -94,6 +94,8 @@ def test_a_log_of_a_server_is_simulated_with_segments(tmp_path: Path, capsys: py
     text = " ".join(run(capsys, str(path), *model, "--no-ceilings").split())
     assert "3 of 3 requests mark 3.0 each" in text
     assert "2.0 of 3.0 segments a request were kept" in text
+    assert replay_cli.main([str(path), "--states", "50", "--kv-tokens", "9000"]) == 0
+    assert "3 of them marked segments, simulated as plain text" in capsys.readouterr().out
     assert cli.main([str(path), *model[2:], "--jobs", "1"]) == 2
     assert "name it with --model for segments: qwen3.5-35b-a3b" in capsys.readouterr().err
 
