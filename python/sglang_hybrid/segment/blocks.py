@@ -23,8 +23,9 @@ class Blocks:
         self.count, self.block_tokens = count, block_tokens
         self._free = list(range(count - 1, -1, -1))
         self._states: set[int] = set()
-        self._open: dict[int, list[int]] = {}
-        """Of each block that holds KV: its free slots."""
+        self._open: dict[int, Slots] = {}
+        """Of each block that holds KV: its free slots, the next one last."""
+        self._open_tokens = 0
 
     @property
     def free_blocks(self) -> int:
@@ -34,7 +35,7 @@ class Blocks:
     @property
     def free_tokens(self) -> int:
         """Free slots in blocks that hold KV."""
-        return sum(map(len, self._open.values()))
+        return self._open_tokens
 
     def missing(self, states: int, tokens: int) -> int:
         """Blocks that have to become free before `states` states and `tokens` tokens of KV fit."""
@@ -53,21 +54,27 @@ class Blocks:
         """Slots for `tokens` tokens of KV, [tokens] int64, from the fullest blocks first, so that others run empty."""
         if self.missing(0, tokens):
             raise InvariantError(f"{tokens} tokens do not fit: {self.free_tokens} slots and {self.free_blocks} blocks")
-        found: list[int] = []
-        for block in sorted(self._open, key=lambda block: (len(self._open[block]), block)):
-            free = self._open[block]
-            while free and len(found) < tokens:
-                found.append(free.pop())
-            if len(found) == tokens:
-                break
-        while len(found) < tokens:
+        found: list[Slots] = []
+        left = tokens
+        for block in sorted(self._open, key=lambda block: (self._open[block].size, block)) if left else ():
+            left -= self._cut(block, left, found)
+        while left:
             block = self._free.pop()
             first = block * self.block_tokens
-            self._open[block] = free = list(range(first + self.block_tokens - 1, first - 1, -1))
-            take = min(tokens - len(found), self.block_tokens)
-            found += free[: -take - 1 : -1]
-            del free[-take:]
-        return np.array(found, np.int64)
+            self._open[block] = np.arange(first + self.block_tokens - 1, first - 1, -1, dtype=np.int64)
+            self._open_tokens += self.block_tokens
+            left -= self._cut(block, left, found)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _cut(self, block: int, most: int, found: list[Slots]) -> int:
+        """Take up to `most` free slots of an open block; how many."""
+        free = self._open[block]
+        count = min(most, free.size)
+        if count:
+            found.append(free[free.size - count :][::-1])
+            self._open[block] = free[: free.size - count]
+            self._open_tokens -= count
+        return count
 
     def give_state(self, block: int) -> None:
         """Take back a block of states."""
@@ -78,16 +85,20 @@ class Blocks:
 
     def give_tokens(self, slots: Slots) -> None:
         """Take back slots, in any order; a block whose slots are all free holds nothing again."""
-        for slot in slots.tolist():
-            block = slot // self.block_tokens
+        ordered = np.sort(slots)
+        cuts = np.flatnonzero(np.diff(ordered // self.block_tokens)) + 1
+        for some in np.split(ordered, cuts) if ordered.size else ():
+            block = int(some[0]) // self.block_tokens
             free = self._open.get(block)
             if free is None:
-                raise InvariantError(f"slot {slot} holds no KV: block {block}")
-            free.append(slot)
-            if len(free) == self.block_tokens:
-                if len(set(free)) != self.block_tokens:
+                raise InvariantError(f"slot {int(some[0])} holds no KV: block {block}")
+            self._open[block] = free = np.concatenate((free, some[::-1]))
+            self._open_tokens += some.size
+            if free.size >= self.block_tokens:
+                if np.unique(free).size != self.block_tokens or free.size != self.block_tokens:
                     raise InvariantError(f"a slot of block {block} was given back twice")
                 del self._open[block]
+                self._open_tokens -= self.block_tokens
                 self._free.append(block)
 
     def check(self) -> None:
@@ -96,7 +107,9 @@ class Blocks:
         if sorted(blocks) != list(range(self.count)):
             raise InvariantError(f"blocks are lost or doubled: {len(blocks)} of {self.count}")
         for block, free in self._open.items():
-            if len(set(free)) != len(free) or any(slot // self.block_tokens != block for slot in free):
-                raise InvariantError(f"free slots of block {block} are wrong: {len(free)}")
-            if len(free) == self.block_tokens:
+            if np.unique(free).size != free.size or (free // self.block_tokens != block).any():
+                raise InvariantError(f"free slots of block {block} are wrong: {free.size}")
+            if free.size == self.block_tokens:
                 raise InvariantError(f"block {block} holds nothing and is not free")
+        if sum(free.size for free in self._open.values()) != self._open_tokens:
+            raise InvariantError(f"free slots are counted wrongly: {self._open_tokens}")

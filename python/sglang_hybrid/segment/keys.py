@@ -1,9 +1,10 @@
 """What an entry is known by: in the index, and in the tokens of a prompt's key in the prefix tree.
 
 A composed prompt is an approximation, and must never serve a prompt that is computed as a whole. In the prefix tree it
-is therefore keyed by other ids: where a reused interior begins stands a code of the segment in place of a token. All
-that follows hangs below that code. So a second turn over the same composed context finds it, the exact prefix before
-the first segment is shared, and nothing else ever meets it.
+is therefore keyed by other ids: where an interior begins stands a code of the segment in place of a token, whether it
+is reused, made, or finds no room and is computed as plain text: a next turn cannot know that. All that follows hangs
+below that code. So a second turn over the same context finds it, the exact prefix before the first segment is shared,
+and nothing else ever meets it.
 """
 
 from __future__ import annotations

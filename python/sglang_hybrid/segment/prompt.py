@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.segment.geometry import Range, Seams
-from sglang_hybrid.segment.index import COLD, REFUSED, Entry, SegmentIndex
+from sglang_hybrid.segment.index import COLD, EVICTED, REFUSED, Entry, SegmentIndex
 from sglang_hybrid.segment.keys import Identity, Key, code
 from sglang_hybrid.segment.passes import Cold, Pass, assemble
 
@@ -16,11 +18,12 @@ SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_inelig
 """Why tokens of a segment are computed like plain text, as `prefix.misses` names it."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Segment:
     """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
     to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
-    not.
+    not. `coded`: its code stands in the prompt's key, also where it turns out to be computed as plain text. A next turn
+    cannot know which segments found room, and what is exact may serve where less was promised.
     """
 
     range: Range
@@ -28,6 +31,7 @@ class Segment:
     key: Key
     able: bool
     composed: bool
+    coded: bool
     reason: str = ""
     entry: Entry | None = None
     decided: bool = False
@@ -50,7 +54,8 @@ class Limits:
 class SegmentedPrompt:
     """The segments of one prompt `ids` (int64), from its arrival to the end of its prefill.
 
-    A pass is decided on by `begin`, and then either runs (`commit`) or does not (`revoke`).
+    A pass is decided on by `begin`, and then either runs (`commit`) or does not (`revoke`). `names` are what segments
+    are known by where tokens do not tell it, as in a log of hashes; otherwise it is their tokens.
     """
 
     ids: array[int]
@@ -58,34 +63,39 @@ class SegmentedPrompt:
     seams: Seams
     identity: Identity
     namespace: str | None = None
+    names: Sequence[int] | None = None
     segments: list[Segment] = field(init=False)
     reused_tokens: int = 0
     _pending: Entry | None = None
     _open: Pass | None = None
+    _cold: list[Cold] = field(default_factory=list)
     _new: list[Segment] = field(default_factory=list)
+    _marks: dict[Key, Mark] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.segments = [self._segment(each) for each in self.ranges]
+        self.segments = [self._segment(number, each) for number, each in enumerate(self.ranges)]
 
-    def _segment(self, range_: Range) -> Segment:
+    def _segment(self, number: int, range_: Range) -> Segment:
         low, high = range_
         interior = self.seams.interior(range_)
         # Some token of the prompt has to be run behind the last interior: its logits are asked for.
         able = high - low >= self.seams.least and interior[1] < len(self.ids)
-        key = self.identity.key(self.ids[low:high], self.namespace)
-        return Segment(range_, interior, key, able, able, "" if able else SHORT)
+        about = self.ids[low:high] if self.names is None else array("q", (self.names[number], high - low))
+        key = self.identity.key(about, self.namespace)
+        return Segment(range_, interior, key, able, able, able, "" if able else SHORT)
 
     def forbid(self) -> None:
         """The request may reuse no segment."""
         for each in self.segments:
-            each.able, each.composed, each.reason = False, False, INELIGIBLE
+            each.able = each.composed = each.coded = False
+            each.reason = INELIGIBLE
 
     def keyed(self, ids: array[int], number: int | None = None) -> array[int]:
         """`ids` of the prompt and what follows, as the prefix tree keys them; `number`: as if composed from there."""
         found: array[int] | None = None
         for n, each in enumerate(self.segments):
             at = each.interior[0]
-            if at < len(ids) and (each.composed if number is None else each.able and n >= number):
+            if at < len(ids) and (each.coded if number is None else each.able and n >= number):
                 found = ids[:] if found is None else found
                 found[at] = code(each.key)
         return ids if found is None else found
@@ -124,10 +134,23 @@ class SegmentedPrompt:
             if each.composed or each.reason:
                 yield max(start, each.range[0]), each.range[1], each
 
+    def way(self, ids: array[int], cached: Callable[[array[int]], int], index: SegmentIndex) -> int:
+        """From which segment on composing leaves the fewest tokens to run: its number, for `compose_from`.
+
+        Of ways that are alike the one of which most is cached, then the one that makes most entries. `ids` are those of
+        the prompt that may be found cached, `cached(key)` says how many are along a key.
+        """
+        plain = cached(ids)
+        first, ways = self.first_behind(plain), dict[int, int]()
+        for number in {0, first, min(first + 1, len(self.segments))}:
+            key = self.keyed(ids, number)
+            ways[number] = plain if key is ids else cached(key)
+        return min(ways, key=lambda number: (self.run_tokens(number, ways[number], index), -ways[number], number))
+
     def compose_from(self, number: int) -> None:
         """Segments before `number` are plain text, the others are composed. Before the first pass is decided on."""
         for n, each in enumerate(self.segments):
-            each.composed = each.able and n >= number
+            each.composed = each.coded = each.able and n >= number
 
     @property
     def open(self) -> Pass | None:
@@ -135,13 +158,31 @@ class SegmentedPrompt:
         return self._open
 
     def begin(self, start: int, total: int, limits: Limits, index: SegmentIndex, now: float) -> Pass | None:
-        """Decide on a pass from `start` over a sequence of `total` tokens; None if it could run nothing now."""
+        """Decide on a pass from `start` over a sequence of `total` tokens; None if it could run nothing now.
+
+        Passes of several prompts may be open at once, one batch: they are revoked in the reverse order, or all run.
+        """
         self.revoke(index)
-        end, left, stop = start, limits.tokens, total
-        cold: list[Cold] = []
+        while True:
+            made, blocked = self._decided(start, total, limits, index, now)
+            if made.end > start and made.run_tokens:
+                self._open = made
+                return made
+            self.revoke(index)
+            if blocked is None or limits.tokens < limits.most:
+                return None
+            _set_plain(blocked, LONG)  # with what lies between it and a page's end it fits into no pass
+
+    def _decided(
+        self, start: int, total: int, limits: Limits, index: SegmentIndex, now: float
+    ) -> tuple[Pass, Segment | None]:
+        """The longest pass within `limits`, and the segment at which it ends for want of tokens to make its entry."""
+        end, left, stop, blocked = start, limits.tokens, total, None
         for each in self.segments[self.first_behind(start) :]:
             low, high = each.interior
-            if not each.composed or low >= total or high <= start:
+            if low >= total:
+                break
+            if not each.composed or high <= start:
                 continue
             if not each.decided and start > low:
                 each.composed = False  # what is cached ends inside it, computed as plain text
@@ -150,64 +191,54 @@ class SegmentedPrompt:
                 break
             left -= max(0, low - end)
             end = max(end, low)
-            if not each.decided:
-                price = self._price(each, limits, index)
-                if price > left:
-                    stop = low
+            if not each.decided and index.find(each.key) is None:
+                if each.tokens > limits.most:
+                    _set_plain(each, LONG)
+                    continue
+                if _price(each, limits.page, total) > left:
+                    stop, blocked = low, each
                     break
-                made = self._decide(each, index, now)
-                if made is not None:
-                    left -= price
-                    cold.append(made)
+            if not each.decided:
+                left -= self._decide(each, index, now)
             if each.entry is not None:
                 end = max(end, high)
         end = min(end + left, stop)
         end = end if end >= total else max(start, end // limits.page * limits.page)
+        for each in [each for each in self._new if each.interior[0] >= end]:
+            self._undecide(each, index)  # the pass does not come to it
         interiors = [(each.interior, each.range[0], each.entry) for each in self.segments if each.entry is not None]
-        self._open = replace(assemble(start, end, interiors, self._pending), cold=tuple(cold))
-        if not self._open.run_tokens:
-            self.revoke(index)
-        return self._open
+        return replace(assemble(start, end, interiors, self._pending), cold=tuple(self._cold)), blocked
 
-    def _price(self, each: Segment, limits: Limits, index: SegmentIndex) -> int:
-        """Tokens that would be run to make the entry of `each`, 0 if there is one or the segment is too long for that.
-
-        All of the segment is run, and its tail up to a page's end if no page ends inside the interior: so a pass that
-        makes an entry also ends behind where its interior begins.
-        """
-        if index.find(each.key) is not None:
-            return 0
-        low, high = each.interior
-        price = each.tokens + max(0, (low // limits.page + 1) * limits.page - high)
-        # In an empty pass, what is left of a page before the segment and its head come first.
-        if price + limits.page + self.seams.head > limits.most:
-            each.reason = LONG
-            return 0
-        return price
-
-    def _decide(self, each: Segment, index: SegmentIndex, now: float) -> Cold | None:
-        """Reuse `each`, make its entry (returned), or take it for plain text."""
-        entry, made = index.find(each.key), None
-        mark, why = index.sight(each.key, now)
+    def _decide(self, each: Segment, index: SegmentIndex, now: float) -> int:
+        """Reuse `each`, make its entry, or take it for plain text; returns the tokens that are run to make it."""
+        entry, cold = index.find(each.key), 0
+        if each.key not in self._marks:
+            self._marks[each.key] = index.sight(each.key, now)
+        mark = self._marks[each.key]
         if entry is not None:
             index.pin(entry)
-            each.reason = ""
-        elif each.reason == LONG:
-            each.composed = False
         else:
+            each.reason = EVICTED if mark.evicted else COLD
             entry = index.admit(each.key, each.interior[1] - each.interior[0], mark, now)
-            each.composed, each.reason = entry is not None, why if entry is not None else REFUSED
-            made = None if entry is None else Cold(entry, *each.range, each.interior)
+            if entry is None:
+                each.composed, each.reason = False, REFUSED
+            else:
+                self._cold.append(Cold(entry, *each.range, each.interior))
+                cold = each.tokens
         each.entry, each.decided = entry, True
         self._new.append(each)
-        return made
+        return cold
 
     def commit(self, index: SegmentIndex) -> Pass:
         """The open pass will run: what it makes is there for those that come behind it."""
-        made, self._open = self._open, None
-        assert made is not None, "commit follows upon begin"
-        for cold in made.cold:
-            cold.entry.making = False
+        made = self._open
+        if made is None:
+            raise InvariantError(f"a pass runs that was decided on before: {len(self.segments)} segments")
+        if any(segment.entry is not None and segment.entry.void for segment in self._new):
+            raise InvariantError(f"who relies on an entry that is not made begins its pass anew: {made.start}")
+        self._open, self._pending, fresh = None, made.pending, [cold.entry for cold in made.cold]
+        for entry in fresh:
+            entry.making = False
         hits = {segment.range[0] for segment in self.segments if not segment.reason}
         reused = sum(copy.tokens for copy in made.copies if copy.delta in hits)
         self.reused_tokens += reused
@@ -216,8 +247,10 @@ class SegmentedPrompt:
             if segment.entry is not None and not segment.reason:
                 segment.entry.hits += 1
                 index.counts.hits += 1
+            index.counts.refused += segment.reason == REFUSED
+        index.counts.made += len(fresh)
         self._new.clear()
-        self._pending = made.pending
+        self._cold.clear()
         for segment in self.segments:
             if segment.entry is not None and segment.interior[0] < made.end and segment.entry is not made.pending:
                 self._let_go(segment, index)
@@ -226,12 +259,17 @@ class SegmentedPrompt:
     def revoke(self, index: SegmentIndex) -> None:
         """The open pass does not run: as if it had not been decided on."""
         self._open = None
-        for segment in self._new:
-            if segment.entry is not None and segment.reason:  # its own: others may rely on one that they are making
-                index.drop(segment.entry)
-            self._let_go(segment, index)
-            segment.decided, segment.composed, segment.reason = False, True, ""
-        self._new.clear()
+        for segment in list(self._new):
+            self._undecide(segment, index)
+
+    def _undecide(self, segment: Segment, index: SegmentIndex) -> None:
+        its = next((cold for cold in self._cold if cold.start == segment.range[0]), None)
+        if its is not None:
+            self._cold.remove(its)
+            index.abandon(its.entry)
+        self._let_go(segment, index)
+        segment.decided, segment.composed, segment.reason = False, True, ""
+        self._new.remove(segment)
 
     def end(self, index: SegmentIndex) -> None:
         """The prefill is over, maybe in its middle: nothing relies on entries for it any more."""
@@ -244,7 +282,7 @@ class SegmentedPrompt:
         """The request will begin anew: it was retracted."""
         self.end(index)
         for segment in self.segments:
-            segment.decided, segment.composed = False, segment.able
+            segment.decided, segment.composed, segment.coded = False, segment.able, segment.able
             if segment.able:
                 segment.reason = ""
 
@@ -253,3 +291,17 @@ class SegmentedPrompt:
         entry, segment.entry = segment.entry, None
         if entry is not None:
             index.unpin(entry)
+
+
+def _price(each: Segment, page: int, total: int) -> int:
+    """Tokens that are run to make the entry of `each` in a pass that comes to its interior.
+
+    All of the segment is run; and what follows up to a page's end, if none lies inside the interior.
+    """
+    low, high = each.interior
+    return each.tokens + max(0, min((low // page + 1) * page, total) - high)
+
+
+def _set_plain(each: Segment, reason: str) -> None:
+    """`each` is computed like plain text for this request, whatever becomes of the pass."""
+    each.composed, each.decided, each.reason = False, True, reason

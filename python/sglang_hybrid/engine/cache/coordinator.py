@@ -106,6 +106,8 @@ class CacheCoordinator:
             0 if requests.streams(req) else requests.limit(req),  # a session's own KV is in no cache
             self._hints(req),
         )
+        if record.segments:
+            self.decisions.marked(request, [(*each.range, each.key) for each in record.segments.segments])
         self._use(record, request)
         marked = record.segments.behind(start) if record.segments else ()
         record.misses = attribute(request, self.grid, max(self.grid, self.step), requests.limit(req), marked)
