@@ -76,8 +76,8 @@ def answer(composer: Composer, body: dict[str, Any]) -> dict[str, Any]:
             entry = index.find(key)
             found.append({"key": key.hex()} if entry is None or entry.making else told(composer, entry))
         return {"entries": found}
-    wanted = body["drop"]
-    going = [entry for entry in index if wanted is None or entry.key.hex() in set(wanted)]
+    wanted = None if body["drop"] is None else set(body["drop"])
+    going = [entry for entry in index if wanted is None or entry.key.hex() in wanted]
     for entry in going:
         index.drop(entry)
     composer.tell()
