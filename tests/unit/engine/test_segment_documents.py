@@ -74,6 +74,17 @@ def test_its_text_is_a_segment_and_its_title_is_not() -> None:
     assert used.decode(ids[slice(*params[KEY][0])]) == found, "the same in the result of a tool"
 
 
+def test_many_documents_are_read_once_through() -> None:
+    """Each costs as much as the first, or else one body would keep the process busy for hours."""
+    blocks, asked = [document(plain("a"))] * 100_000, body()
+    asked["messages"][0]["content"] = blocks
+    made, leads = as_text(asked)
+    assert len(leads) == len(made["messages"][0]["content"]) == 100_000
+    assert asked["messages"][0]["content"] is blocks, "the body itself stays as it is"
+    other = body({"type": "text", "text": "a"})
+    assert as_text(other)[0] is other
+
+
 def test_an_empty_document_is_no_segment() -> None:
     params, _ = ask(Serving(QWEN), body(document(plain("")), {"type": "text", "text": "hello"}), anthropic=True)
     assert params is None

@@ -135,6 +135,7 @@ def test_refused_with_the_remedy(used: Any) -> None:
         (SEPARATOR * 2, None, "the prompt has nothing but separators ' # # '; put text between them"),
         (f"a{SEPARATOR}b", {"custom_params": {KEY: [[0, 1]]}}, r"by custom_params.segments, not by both: \[\[0, 1\]\]"),
         (SEPARATOR.join("a" * 258), None, "may have 256 segments, this one has more"),
+        (f"half \ud800 a pair{SEPARATOR}b", None, "characters that are none of Unicode's: 'half "),
     ):
         with pytest.raises(ConfigError, match=says):
             divide(request(text, params), used, "/generate")

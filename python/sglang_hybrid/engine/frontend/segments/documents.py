@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.breakpoints import Path, dotted, get, put
+from sglang_hybrid.engine.frontend.breakpoints import Path, dotted
 from sglang_hybrid.engine.frontend.limits import shown
 
 DOCUMENT = "document"
@@ -20,36 +19,41 @@ def as_text(body: Any) -> tuple[Any, dict[Path, int]]:
     Raises ConfigError, which names the field, for documents that are no text.
     """
     leads: dict[Path, int] = {}
-    for path in _documents(body):
-        block = get(body, path)
-        text = _text(path, block.get("source"))
-        lead = "".join(_line(path, block, key) for key in ("title", "context"))
-        lead += "\n" if lead else ""
-        made = {"type": "text", "text": lead + text, **{key: block[key] for key in _KEPT if key in block}}
-        body = put(body, path, made)
-        if text:
-            leads[path] = len(lead)
-    return body, leads
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(messages, list):
+        return body, leads
+    made = [_holder(("messages", at), message, leads, levels=2) for at, message in enumerate(messages)]
+    return (body if _same(made, messages) else {**body, "messages": made}), leads
 
 
-def _documents(body: Any) -> list[Path]:
-    if not isinstance(body, dict):
-        return []
-    found: list[Path] = []
-    for at, message in _dicts(body.get("messages")):
-        for below, block in _dicts(message.get("content")):
-            path: Path = ("messages", at, "content", below)
-            if block.get("type") == DOCUMENT:
-                found.append(path)
-            elif block.get("type") == "tool_result":
-                inner = _dicts(block.get("content"))
-                found += [(*path, "content", deepest) for deepest, each in inner if each.get("type") == DOCUMENT]
-    return found
+def _holder(path: Path, holder: Any, leads: dict[Path, int], levels: int) -> Any:
+    """A message or a tool's result with its documents as text, itself where it has none. Once through: there may be
+    any number of them."""
+    content = holder.get("content") if isinstance(holder, dict) else None
+    if not isinstance(content, list):
+        return holder
+    made = []
+    for at, block in enumerate(content):
+        where, kind = (*path, "content", at), block.get("type") if isinstance(block, dict) else None
+        if kind == DOCUMENT:
+            block = _document(where, block, leads)
+        elif kind == "tool_result" and levels > 1:
+            block = _holder(where, block, leads, levels - 1)
+        made.append(block)
+    return holder if _same(made, content) else {**holder, "content": made}
 
 
-def _dicts(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    if isinstance(value, list):
-        yield from ((at, each) for at, each in enumerate(value) if isinstance(each, dict))
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _document(path: Path, block: dict[str, Any], leads: dict[Path, int]) -> dict[str, Any]:
+    text = _text(path, block.get("source"))
+    lead = "".join(_line(path, block, key) for key in ("title", "context"))
+    lead += "\n" if lead else ""
+    if text:
+        leads[path] = len(lead)
+    return {"type": "text", "text": lead + text, **{key: block[key] for key in _KEPT if key in block}}
 
 
 def _line(path: Path, block: dict[str, Any], key: str) -> str:

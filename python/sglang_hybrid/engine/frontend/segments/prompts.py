@@ -100,7 +100,7 @@ _ALONE = {"add_special_tokens": False}
 
 def alone(tokenizer: Any, text: str) -> list[int]:
     """The tokens of `text` without what a tokenizer puts in front of a prompt and behind it."""
-    return list(tokenizer.encode(text, **_ALONE))
+    return whole(tokenizer, text, **_ALONE)
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -112,6 +112,9 @@ def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def whole(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt, as SGLang has them."""
-    return list(tokenizer.encode(text))
+def whole(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """The tokens of a prompt, as SGLang has them; raises ConfigError for what is no text."""
+    try:
+        return list(tokenizer.encode(text, **options))
+    except (TypeError, UnicodeError) as error:  # half of a surrogate pair, which JSON can hold
+        raise ConfigError(f"a text has characters that are none of Unicode's: {shown(text)}") from error
