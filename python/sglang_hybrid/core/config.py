@@ -79,6 +79,11 @@ class HybridConfig:
     segment_separator: str = _option(
         "", "segments: text between the segments of a prompt of /v1/completions and /generate; empty is none"
     )
+    segment_roles: str = _option(
+        "",
+        "segments: roles or names of chat messages that are segments as a whole, with commas between them, for example "
+        "'tool'",
+    )
     seam_tokens: int = _option(8, "segments: tokens at each end of a segment that are computed with every use")
     max_sequences: int = _option(8192, "most sequences of one HTTP request: its prompts times n")
     max_body_mb: float = _option(64.0, "largest body of an HTTP request, in MB; images and videos come in bodies")

@@ -68,11 +68,13 @@ def checked(ranges: Any, prompt_tokens: int | None = None) -> tuple[Range, ...]:
             raise ConfigError(f"a segment must be [start, end), two whole numbers of tokens: {_short(each)}")
         start, end = each
         if start < 0 or (prompt_tokens is not None and end > prompt_tokens):
-            raise ConfigError(f"a segment must lie in the {prompt_tokens} tokens of the prompt: {[start, end]}")
+            raise ConfigError(f"a segment must lie in the {prompt_tokens} tokens of the prompt: {_short([start, end])}")
         if end <= start:
-            raise ConfigError(f"a segment must end behind its start: {[start, end]}")
+            raise ConfigError(f"a segment must end behind its start: {_short([start, end])}")
         if found and start < found[-1][1]:
-            raise ConfigError(f"segments must be in order and must not overlap: {[start, end]} after {list(found[-1])}")
+            raise ConfigError(
+                f"segments must be in order and must not overlap: {_short([start, end])} after {list(found[-1])}"
+            )
         found.append((start, end))
     return tuple(found)
 

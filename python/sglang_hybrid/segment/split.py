@@ -22,16 +22,17 @@ def split(text: str, separator: str) -> list[str]:
     return parts
 
 
-def joined(parts: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[array[int], list[Range]]:
-    """Token ids of a prompt whose parts are tokenised by themselves, without separators, and its segments.
+def joined(parts: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[array[int], dict[int, Range]]:
+    """Token ids of a prompt whose parts are tokenised by themselves, without separators, and its segments by the number
+    of their part.
 
     So a part has the same tokens wherever it stands. The last part, the question, is no segment; empty parts are none.
     """
     ids: array[int] = array("q")
-    ranges: list[Range] = []
+    ranges: dict[int, Range] = {}
     for number, part in enumerate(parts):
         start = len(ids)
         ids.extend(encode(part) if part else ())
         if len(ids) > start and number < len(parts) - 1:
-            ranges.append((start, len(ids)))
+            ranges[number] = (start, len(ids))
     return ids, ranges

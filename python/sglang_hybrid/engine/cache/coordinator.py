@@ -17,6 +17,7 @@ from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.victims import end_tokens
 from sglang_hybrid.engine.segments.composer import Composer
+from sglang_hybrid.engine.segments.marked import marks as marks_segments
 from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
@@ -126,6 +127,8 @@ class CacheCoordinator:
         given = getattr(req.sampling_params, "custom_params", None)
         if given is None:
             return found
+        if self.composer is None and marks_segments(given):
+            self.account.event("segments_ignored")
         if lost := lost_breakpoints(given):
             self.account.event("breakpoints_lost", lost)
         try:

@@ -146,11 +146,20 @@ def explain_chunk(details: Any, _: Any, content: dict[str, Any]) -> Any:
 
 
 def anthropic(result: Any, usage: Any = None, **_: Any) -> Any:
-    """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt."""
-    written = getattr(getattr(usage, "prompt_tokens_details", None), "cache_write_tokens", None)
-    if written and result.input_tokens is not None:
-        result.cache_creation_input_tokens = min(written, result.input_tokens)
-        result.input_tokens -= result.cache_creation_input_tokens
+    """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt.
+
+    Tokens of reused segments were read. They are no longer to be written where a checkpoint behind them was saved.
+    """
+    if result.input_tokens is None:
+        return result
+    details = getattr(usage, "prompt_tokens_details", None)
+    written, reused = (getattr(details, name, None) or 0 for name in ("cache_write_tokens", SEGMENTS))
+    if reused := min(reused, result.input_tokens):
+        result.cache_read_input_tokens = (result.cache_read_input_tokens or 0) + reused
+        result.input_tokens -= reused
+    if written := min(max(0, written - reused), result.input_tokens):
+        result.cache_creation_input_tokens = written
+        result.input_tokens -= written
     return result
 
 

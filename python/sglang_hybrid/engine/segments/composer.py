@@ -10,17 +10,16 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
+from sglang_hybrid.engine.segments import marked
 from sglang_hybrid.engine.segments.batch import Composed
+from sglang_hybrid.engine.segments.listing import Births
 from sglang_hybrid.engine.segments.store import Store
-from sglang_hybrid.segment.geometry import Seams, checked
+from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.prompt import SegmentedPrompt
 
 logger = logging.getLogger(__name__)
-
-FIELD = "segments"
-"""The name of the marks in `custom_params`: [[start, end], ...], token positions of the prompt."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class Composer:
     ) -> None:
         self.store, self.index, self.seams, self.served = store, index, seams, served
         self.identity = Identity(fingerprint, seams.head, seams.tail)
+        self.births = Births()
         self.now = now
         self._count = count
         self._told: dict[str, int] = {}
@@ -64,10 +64,10 @@ class Composer:
 
     def _read(self, req: Any) -> SegmentedPrompt | None:
         given = getattr(req.sampling_params, "custom_params", None)
-        if not isinstance(given, dict) or FIELD not in given:
-            return None
+        if lost := marked.lost(given):
+            self._count("segments_lost", lost)
         try:
-            ranges = checked(given[FIELD], len(req.origin_input_ids))
+            ranges = marked.named(given, len(req.origin_input_ids))
         except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
             self._count("bad_segments")
             logger.warning("request %s: %s", req.rid, error)
@@ -111,10 +111,13 @@ class Composer:
         """The pass of `req` that was decided on, if any, will run."""
         record = tracked(req)
         made = record.segments.commit(self.index) if record.segments and record.segments.open else None
+        for cold in made.cold if made is not None and record.segments else ():
+            alive = (entry.number for entry in self.index)
+            self.births.made(cold.entry, self.now(), record.segments.namespace, alive)
         record.composed = made if made is not None and made.composed else None
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Tell the account what happened to entries since the last time."""
         for field in dataclasses.fields(self.index.counts):
             count = getattr(self.index.counts, field.name)
@@ -146,7 +149,7 @@ class Composer:
     def clear(self) -> None:
         """The cache was emptied."""
         self.index.clear()
-        self._tell()
+        self.tell()
 
 
 def unable(req: Any) -> bool:

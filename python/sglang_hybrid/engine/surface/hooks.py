@@ -210,12 +210,21 @@ HOOKS: tuple[Hook, ...] = (
         _MAMBA + "HybridLinearAttnBackend.init_forward_metadata", "AROUND", "segments.hooks:plan", SCHEDULER, "segments"
     ),
     Hook(_MAMBA + "HybridLinearAttnBackend.forward_extend", "AROUND", "segments.hooks:extend", SCHEDULER, "segments"),
+    Hook(
+        "srt.managers.scheduler:Scheduler.handle_dumper_control",
+        "AROUND",
+        "segments.listing:control",
+        SCHEDULER,
+        "segments",
+    ),
     # What clients may ask, and are told.
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
     Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
+    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
     Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
     Hook(
         "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",
