@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,8 +117,26 @@ def app(manager: Manager) -> FastAPI:
 
 
 @pytest.fixture
-def client(app: FastAPI) -> TestClient:
-    return TestClient(app)
+def client(app: FastAPI) -> Client:
+    return Client(app)
+
+
+class Client:
+    """Calls an application, each time in an event loop that is closed afterwards."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+
+    def request(self, method: str, url: str, **more: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                return await client.request(method, url, **more)
+
+        return asyncio.run(ask())
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda url, **more: self.request(method.upper(), url, **more)
 
 
 def refusal(answer: Any) -> str:
@@ -131,7 +150,7 @@ TEXTS = ["the old mill keeps its gate code. " * 14, "Mira's brother (the baker) 
 URL = "/hybrid/segments"
 
 
-def test_what_is_computed_is_listed_and_dropped(client: TestClient, manager: Manager) -> None:
+def test_what_is_computed_is_listed_and_dropped(client: Client, manager: Manager) -> None:
     first = client.post(URL, json={"segments": TEXTS}).json()["segments"]
     assert [(each["kept"], each["reason"]) for each in first] == [(True, "segment_cold")] * 2
     again = client.post(URL, json={"segments": [*TEXTS, "short"]}).json()["segments"]
@@ -155,7 +174,7 @@ def test_what_is_computed_is_listed_and_dropped(client: TestClient, manager: Man
     manager.composer.index.check()
 
 
-def test_what_is_in_use_stays_until_it_is_not(client: TestClient, manager: Manager) -> None:
+def test_what_is_in_use_stays_until_it_is_not(client: Client, manager: Manager) -> None:
     client.post(URL, json={"segments": TEXTS[:1]})
     (entry,) = manager.composer.index
     manager.composer.index.pin(entry)
@@ -167,7 +186,7 @@ def test_what_is_in_use_stays_until_it_is_not(client: TestClient, manager: Manag
     manager.composer.index.check()
 
 
-def test_tenants_have_their_own(client: TestClient, manager: Manager) -> None:
+def test_tenants_have_their_own(client: Client, manager: Manager) -> None:
     keys = set()
     for names in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {"cache_salt": "a"}):
         (said,) = client.post(URL, json={"segments": TEXTS[:1], **names, "model": "m"}).json()["segments"]
@@ -182,7 +201,7 @@ def test_tenants_have_their_own(client: TestClient, manager: Manager) -> None:
     assert other.of(next(iter(manager.composer.index)))[1] not in tenants, "drawn anew with every start"
 
 
-def test_token_ids_are_taken_as_they_are_and_texts_as_in_a_chat(client: TestClient, manager: Manager) -> None:
+def test_token_ids_are_taken_as_they_are_and_texts_as_in_a_chat(client: Client, manager: Manager) -> None:
     ids = list(range(5, 105))
     text, tokens = client.post(URL, json={"segments": [TEXTS[0], ids]}).json()["segments"]
     assert tokens["tokens"] == 100
@@ -225,14 +244,14 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_bodies_are_refused_by_name(client: TestClient, what: str) -> None:
+def test_bad_bodies_are_refused_by_name(client: Client, what: str) -> None:
     body, says = BAD[what]
     answer = client.post(URL, json=body)
     assert answer.status_code == 400
     assert says in refusal(answer)
 
 
-def test_other_bad_calls(client: TestClient) -> None:
+def test_other_bad_calls(client: Client) -> None:
     assert client.post(URL, content=b"{").status_code == 400
     for limit in ("x", "-1", "10001", "1e3", "²", "9" * 30, ""):
         assert client.get(URL, params={"limit": limit}).status_code == 400, limit
@@ -258,7 +277,7 @@ def test_any_json_is_computed_or_refused(body: Any) -> None:
     asked.state.openai_serving_chat = SimpleNamespace(tokenizer_manager=MANAGER)
     asked.exception_handler(ValueError)(lambda _, error: JSONResponse({"message": str(error)}, 400))
     endpoint.open_routes(asked, {"type": "http"})
-    answer = TestClient(asked).post(URL, json=body)
+    answer = Client(asked).post(URL, json=body)
     assert answer.status_code in (200, 400)
     if answer.status_code == 400:
         assert len(refusal(answer)) < 250
@@ -288,7 +307,7 @@ def test_the_administrator_lists_and_drops(app: FastAPI) -> None:
     from sglang.srt.utils.auth import add_api_key_middleware
 
     add_api_key_middleware(app, api_key=KEY, admin_api_key=MASTER)
-    client = TestClient(app)
+    client = Client(app)
 
     def status(method: str, key: str, path: str = URL) -> int:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -306,7 +325,7 @@ def test_a_server_without_segments_has_no_such_path(monkeypatch: pytest.MonkeyPa
     other = FastAPI()
     other.state.openai_serving_chat = None
     endpoint.open_routes(other, {"type": "http"})
-    assert TestClient(other).get(URL).status_code == 404
+    assert Client(other).get(URL).status_code == 404
 
 
 def test_routes_are_added_once_and_to_sglangs_application_only(app: FastAPI) -> None:
