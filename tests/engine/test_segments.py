@@ -181,7 +181,7 @@ def test_an_emptied_cache_has_no_segments(
     assert said(asker.ask(*asker.prompt([document], 11)))["segment_tokens"] == 124
     asker.client.flush()
     answer = said(asker.ask(*asker.prompt([document], 12)))
-    assert (answer["segment_tokens"], answer["miss_segment_evicted"]) == (0, 124)
+    assert (answer["segment_tokens"], answer["miss_segment_cold"]) == (0, 124), "what was emptied left for no other"
 
 
 def test_why_a_segment_is_computed(serve: Callable[..., Client], compositions: Callable[[str], Composition]) -> None:

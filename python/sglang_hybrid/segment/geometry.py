@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.segment.keys import CODES
 
 MOST_SEGMENTS = 256
 LEAST_TOKENS = 64
@@ -45,8 +46,9 @@ class Seams:
 
     @property
     def least(self) -> int:
-        """Tokens of the shortest segment that is reused: its interior fills the window, and saves what it costs."""
-        return max(LEAST_TOKENS, self.head + self.tail + max(self.window, 1))
+        """Tokens of the shortest segment that is reused: its interior fills the window, has a token for each code, and
+        saves what it costs."""
+        return max(LEAST_TOKENS, self.head + self.tail + max(self.window, CODES))
 
     def interior(self, segment: Range) -> Range:
         """The tokens of `segment` that are reused; only for one of at least `least` tokens."""

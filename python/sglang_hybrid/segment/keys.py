@@ -1,10 +1,10 @@
 """What an entry is known by: in the index, and in the tokens of a prompt's key in the prefix tree.
 
 A composed prompt is an approximation, and must never serve a prompt that is computed as a whole. In the prefix tree it
-is therefore keyed by other ids: where an interior begins stands a code of the segment in place of a token, whether it
-is reused, made, or finds no room and is computed as plain text: a next turn cannot know that. All that follows hangs
-below that code. So a second turn over the same context finds it, the exact prefix before the first segment is shared,
-and nothing else ever meets it.
+is therefore keyed by other ids: codes of the segment stand in place of the first tokens of its interior, whether it is
+reused, made, or finds no room and is computed as plain text: a next turn cannot know that. All that follows hangs below
+these codes. So a second turn over the same context finds it, the exact prefix before the first segment is shared, and
+nothing else ever meets it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from array import array
 from dataclasses import dataclass
 
 DIGEST_BYTES = 16
-_CODE_BIT = 1 << 62
-"""Above every token id."""
+CODES = 3
+"""Ids that stand for a segment: together 93 bits of its key."""
+_CODE_BIT = 1 << 31
+"""Above every token id. A code has 32 bits, as SGLang's hashes of pages and the events of its cache want of an id."""
 
 Key = bytes
 """Digest of an entry, `DIGEST_BYTES` long."""
@@ -36,6 +38,7 @@ class Identity:
         return hashlib.blake2b(about + b"\0" + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
-def code(key: Key) -> int:
-    """The id that stands for a reused interior in the prefix tree, a positive int64 that no token has."""
-    return _CODE_BIT | (int.from_bytes(key[:8], "little") & (_CODE_BIT - 1))
+def codes(key: Key) -> array[int]:
+    """The `CODES` ids (int64) that stand for a reused interior in the prefix tree; no token has one of them."""
+    found = int.from_bytes(key, "little")
+    return array("q", ((found >> 31 * n) % _CODE_BIT + _CODE_BIT for n in range(CODES)))

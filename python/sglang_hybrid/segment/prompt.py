@@ -11,7 +11,7 @@ from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.segment.geometry import Range, Seams
 from sglang_hybrid.segment.index import COLD, EVICTED, REFUSED, Entry, SegmentIndex
-from sglang_hybrid.segment.keys import Identity, Key, code
+from sglang_hybrid.segment.keys import CODES, Identity, Key, codes
 from sglang_hybrid.segment.passes import Cold, Pass, assemble
 
 SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_ineligible", "segment_seam"
@@ -22,7 +22,7 @@ SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_inelig
 class Segment:
     """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
     to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
-    not. `coded`: its code stands in the prompt's key, also where it turns out to be computed as plain text. A next turn
+    not. `coded`: its codes stand in the prompt's key, also where it turns out to be computed as plain text. A next turn
     cannot know which segments found room, and what is exact may serve where less was promised.
     """
 
@@ -97,7 +97,7 @@ class SegmentedPrompt:
             at = each.interior[0]
             if at < len(ids) and (each.coded if number is None else each.able and n >= number):
                 found = ids[:] if found is None else found
-                found[at] = code(each.key)
+                found[at : at + CODES] = codes(each.key)[: len(ids) - at]
         return ids if found is None else found
 
     def first_behind(self, position: int) -> int:

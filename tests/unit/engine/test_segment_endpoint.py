@@ -25,7 +25,7 @@ from sglang_hybrid.engine.segments import hooks, listing
 from sglang_hybrid.engine.segments.listing import Births
 from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.geometry import Seams
-from sglang_hybrid.segment.index import Costs, SegmentIndex
+from sglang_hybrid.segment.index import COLD, EVICTED, Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from tests.unit.engine.rendering import QWEN, tokenizer
 
@@ -58,7 +58,8 @@ class Composer:
             return "segment_short"
         if self.index.find(key) is not None:
             return ""
-        mark, why = self.index.sight(key, self.time)
+        mark = self.index.sight(key, self.time)
+        why = EVICTED if mark.evicted else COLD
         entry = self.index.admit(key, len(ids) - 16, mark, self.time)
         if entry is None:
             return "segment_refused"

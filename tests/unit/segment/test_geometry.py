@@ -6,18 +6,19 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.segment.geometry import LEAST_TOKENS, MOST_SEAM, MOST_SEGMENTS, Seams, checked
+from sglang_hybrid.segment.keys import CODES
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 8, 16, 31, 32, 200])
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
-def test_the_shortest_segment_has_an_interior_that_fills_the_window(width: int, window: int) -> None:
+def test_the_shortest_interior_fills_the_window_and_holds_the_codes(width: int, window: int) -> None:
     seams = Seams(width, window)
     low, high = seams.interior((10, 10 + seams.least))
     assert low - 10 == seams.head >= window
     assert 10 + seams.least - high == seams.tail == width
-    assert high - low >= max(window, 1)
+    assert high - low >= max(window, CODES)
     assert seams.least >= LEAST_TOKENS
-    assert seams.least == LEAST_TOKENS or high - low == max(window, 1), "no longer than it has to be"
+    assert seams.least == LEAST_TOKENS or high - low == max(window, CODES), "no longer than it has to be"
 
 
 def test_widths_and_windows_have_bounds() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.segment.geometry import MOST_SEGMENTS
-from sglang_hybrid.segment.keys import DIGEST_BYTES, Identity, code
+from sglang_hybrid.segment.keys import CODES, DIGEST_BYTES, Identity, codes
 from sglang_hybrid.segment.split import joined, split
 
 TOKENS = array("q", [1, 2, 3])
@@ -35,11 +35,15 @@ def test_a_key_depends_on_everything_that_the_entry_depends_on() -> None:
     assert keys[0].hex() == "bc9ff8624703f9cfe577e49b8ad3429e"
 
 
-def test_a_code_is_no_token_and_fits_an_int64() -> None:
+def test_codes_are_no_tokens_and_fit_32_bits() -> None:
     for key in (bytes(16), b"\xff" * 16, Identity("m", 0, 0).key(TOKENS)):
-        assert 2**62 <= code(key) < 2**63
-        assert array("q", [code(key)])[0] == code(key)
-    assert code(b"\x01" + bytes(15)) != code(bytes(16))
+        found = codes(key)
+        assert len(found) == CODES
+        assert all(2**31 <= each < 2**32 for each in found)
+    assert codes(bytes(16)) == array("q", [2**31] * CODES)
+    for bit in range(31 * CODES):
+        other = codes((1 << bit).to_bytes(16, "little"))
+        assert [at for at in range(CODES) if other[at] != 2**31] == [bit // 31]
 
 
 def test_a_prompt_is_split_where_the_separator_stands() -> None:
@@ -57,15 +61,15 @@ def test_a_prompt_is_split_where_the_separator_stands() -> None:
 @pytest.mark.parametrize(
     ("parts", "ids", "ranges"),
     [
-        (["ab", "c", "q"], b"abcq", [(0, 2), (2, 3)]),
-        (["", "ab", "", "q"], b"abq", [(0, 2)]),
-        (["ab", ""], b"ab", [(0, 2)]),
-        (["q"], b"q", []),
-        ([""], b"", []),
-        (["", ""], b"", []),
+        (["ab", "c", "q"], b"abcq", {0: (0, 2), 1: (2, 3)}),
+        (["", "ab", "", "q"], b"abq", {1: (0, 2)}),
+        (["ab", ""], b"ab", {0: (0, 2)}),
+        (["q"], b"q", {}),
+        ([""], b"", {}),
+        (["", ""], b"", {}),
     ],
 )
-def test_parts_are_tokenised_by_themselves(parts: Sequence[str], ids: bytes, ranges: list[tuple[int, int]]) -> None:
+def test_parts_are_tokenised_alone(parts: Sequence[str], ids: bytes, ranges: dict[int, tuple[int, int]]) -> None:
     asked = list[str]()
 
     def encode(text: str) -> Sequence[int]:
@@ -77,4 +81,4 @@ def test_parts_are_tokenised_by_themselves(parts: Sequence[str], ids: bytes, ran
 
 
 def test_a_part_without_tokens_is_no_segment() -> None:
-    assert joined(["ab", "?", "q"], lambda text: [] if text == "?" else [7]) == (array("q", [7, 7]), [(0, 1)])
+    assert joined(["ab", "?", "q"], lambda text: [] if text == "?" else [7]) == (array("q", [7, 7]), {0: (0, 1)})

@@ -9,7 +9,7 @@ import pytest
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
-from sglang_hybrid.segment.keys import Identity, code
+from sglang_hybrid.segment.keys import CODES, Identity, codes
 from sglang_hybrid.segment.passes import Cold, Copy, Pass, Row
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
 from tests.unit.segment.played import a_prompt, an_index
@@ -122,7 +122,7 @@ def test_a_segment_that_never_found_room_is_refused() -> None:
     made = run(prompt, index)
     assert (made.cold, made.rows, made.composed) == ((), (Row(0, 110),), False)
     assert prompt.misses(0, index) == {"segment_refused": 100}
-    assert prompt.keyed(prompt.ids)[8] == code(prompt.segments[0].key), "a next turn cannot know that"
+    assert prompt.keyed(prompt.ids)[8 : 8 + CODES] == codes(prompt.segments[0].key), "a next turn cannot know that"
     assert index.counts.refused == 1
 
 
@@ -312,14 +312,15 @@ def test_composed_text_is_another_key_from_its_interior_on() -> None:
     prompt = two()
     one, other = (each.key for each in prompt.segments)
     keyed = prompt.keyed(prompt.ids)
-    assert [at for at in range(230) if keyed[at] != prompt.ids[at]] == [28, 128]
-    assert (keyed[28], keyed[128]) == (code(one), code(other))
+    assert [at for at in range(230) if keyed[at] != prompt.ids[at]] == [28, 29, 30, 128, 129, 130]
+    assert (keyed[28:31], keyed[128:131]) == (codes(one), codes(other))
     assert prompt.ids[28] == A[8], "the prompt's own ids stay"
     assert prompt.keyed(prompt.ids[:28]) == prompt.ids[:28]
-    assert prompt.keyed(prompt.ids[:29])[28] == code(one)
+    for cut in (29, 30, 31, 40):
+        assert prompt.keyed(prompt.ids[:cut]) == keyed[:cut], "a part of a key is the key of a part"
     assert prompt.keyed(prompt.ids + array("q", [7])) == keyed + array("q", [7]), "the answer hangs below it"
     assert prompt.keyed(prompt.ids, 1)[28] == A[8]
-    assert prompt.keyed(prompt.ids, 1)[128] == code(other)
+    assert prompt.keyed(prompt.ids, 1)[128:131] == codes(other)
     assert prompt.keyed(prompt.ids, 2) is prompt.ids
     prompt.compose_from(1)
     assert prompt.keyed(prompt.ids) == prompt.keyed(prompt.ids, 1)

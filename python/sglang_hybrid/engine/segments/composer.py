@@ -46,13 +46,13 @@ class Composer:
         fingerprint: str,
         served: Served,
         now: Callable[[], float],
-        count: Callable[..., None],
+        event: Callable[..., None],
     ) -> None:
         self.store, self.index, self.seams, self.served = store, index, seams, served
         self.identity = Identity(fingerprint, seams.head, seams.tail)
         self.births = Births()
         self.now = now
-        self._count = count
+        self._event = event
         self._told: dict[str, int] = {}
 
     def prompt(self, req: Any) -> SegmentedPrompt | None:
@@ -65,11 +65,11 @@ class Composer:
     def _read(self, req: Any) -> SegmentedPrompt | None:
         given = getattr(req.sampling_params, "custom_params", None)
         if lost := marked.lost(given):
-            self._count("segments_lost", lost)
+            self._event("segments_lost", lost)
         try:
             ranges = marked.named(given, len(req.origin_input_ids))
         except ConfigError as error:  # one that did not come through the HTTP process, which refuses it
-            self._count("bad_segments")
+            self._event("bad_segments")
             logger.warning("request %s: %s", req.rid, error)
             return None
         if not ranges:
@@ -121,7 +121,7 @@ class Composer:
         """Tell the account what happened to entries since the last time."""
         for field in dataclasses.fields(self.index.counts):
             count = getattr(self.index.counts, field.name)
-            self._count(f"segments_{field.name}", count - self._told.get(field.name, 0))
+            self._event(f"segments_{field.name}", count - self._told.get(field.name, 0))
             self._told[field.name] = count
 
     def composed(self, batch: Any) -> list[Composed]:
