@@ -16,8 +16,9 @@ from dataclasses import dataclass
 DIGEST_BYTES = 16
 CODES = 3
 """Ids that stand for a segment: together 93 bits of its key."""
-_CODE_BIT = 1 << 31
-"""Above every token id. A code has 32 bits, as SGLang's hashes of pages and the events of its cache want of an id."""
+NO_TOKEN = 1 << 31
+"""Above every token id: codes are at least this. A code has 32 bits, as SGLang's hashes of pages and the events of its
+cache want of an id."""
 
 Key = bytes
 """Digest of an entry, `DIGEST_BYTES` long."""
@@ -41,4 +42,4 @@ class Identity:
 def codes(key: Key) -> array[int]:
     """The `CODES` ids (int64) that stand for a reused interior in the prefix tree; no token has one of them."""
     found = int.from_bytes(key, "little")
-    return array("q", ((found >> 31 * n) % _CODE_BIT + _CODE_BIT for n in range(CODES)))
+    return array("q", ((found >> 31 * n) % NO_TOKEN + NO_TOKEN for n in range(CODES)))

@@ -21,7 +21,7 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
-from sglang_hybrid.segment.keys import Identity
+from sglang_hybrid.segment.keys import NO_TOKEN, Identity
 from sglang_hybrid.segment.order import ByValue, Order
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
@@ -29,7 +29,6 @@ from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.trace import TraceRequest
 
 _CODES = 1 << 30  # above every token: of a vocabulary, and of a request log
-_NO_TOKEN = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class SegmentCache(PrefixCache):
     def _tokens(self, key: array[int]) -> Tokens:
         """`key` as the tree has it: int32, with numbers for the codes that stand for interiors."""
         wide = np.array(key, np.int64)
-        for at in np.flatnonzero(wide >= _NO_TOKEN).tolist():
+        for at in np.flatnonzero(wide >= NO_TOKEN).tolist():
             wide[at] = self._codes.setdefault(int(wide[at]), _CODES + len(self._codes))
         return wide.astype(np.int32)
 
