@@ -13,7 +13,7 @@ from sglang_hybrid.demo import train
 from sglang_hybrid.demo.reader import checkpoint, curriculum, weights
 from sglang_hybrid.demo.reader.training import Plan, Training
 
-SHORT = (curriculum.Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 96),)
+SHORT = (curriculum.Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),)
 
 
 @pytest.fixture(autouse=True)

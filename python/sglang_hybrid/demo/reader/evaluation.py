@@ -23,10 +23,10 @@ from sglang_hybrid.demo.reader.names import HELD
 EVEN = dict.fromkeys(questions.ALL, 1.0) | {questions.TALK: 0.3}
 
 
-def held_out(rng: random.Random, length: int, turns: int, forms: str = HELD, filler: float = 0.7) -> Conversation:
-    """A conversation whose documents and turns take about `length` tokens, with held-out names and `forms`."""
+def held_out(rng: random.Random, length: int, turns: int, form: str = HELD, filler: float = 0.7) -> Conversation:
+    """A conversation whose documents and turns take about `length` tokens, with held-out names and forms of `form`."""
     share = max(0.3, 1 - 34 * turns / length)
-    shape = conversations.shape_for(rng, length, share, filler, HELD, forms)
+    shape = conversations.shape_for(rng, length, share, filler, HELD, form)
     return conversations.draw(rng, shape, turns, mix=EVEN)
 
 

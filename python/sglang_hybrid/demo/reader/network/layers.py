@@ -86,9 +86,5 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`: [batch, tokens, channels]."""
-        tokens, width = x.shape[1], self.weight.shape[-1]
-        padded = F.pad(x, (0, 0, width - 1, 0))
-        y = padded[:, :tokens] * self.weight[:, 0, 0]
-        for tap in range(1, width):
-            y = torch.addcmul(y, padded[:, tap : tap + tokens], self.weight[:, 0, tap])
-        return F.silu(y if self.bias is None else y + self.bias)
+        padded = F.pad(x.transpose(1, 2), (self.weight.shape[-1] - 1, 0))
+        return F.silu(F.conv1d(padded, self.weight, self.bias, groups=x.shape[-1])).transpose(1, 2)
