@@ -62,6 +62,14 @@ class DeltaLayer(nn.Module):
         self.in_proj_b = nn.Linear(hidden, heads, bias=False)
         self.in_proj_a = nn.Linear(hidden, heads, bias=False)
 
+    def look_for_likes(self, layer: int) -> None:
+        """Begin with keys that are queries, in every other head those of the token before."""
+        q, k, _ = self.in_proj_qkv.weight.chunk(3)
+        k.copy_(q)
+        taps = self.conv1d.weight.view(3, self.heads, self.head, -1)[1, ::2]
+        taps[..., -1] -= 1
+        taps[..., -2] += 1
+
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
         mixed = self.conv1d(self.in_proj_qkv(x)).view(batch, tokens, 3, self.heads, self.head)

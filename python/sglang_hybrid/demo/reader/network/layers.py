@@ -49,6 +49,11 @@ class Attention(nn.Module):
         frequencies = theta ** (-torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
+    def look_for_likes(self, layer: int) -> None:
+        """Begin with the keys of a group as the queries of all its heads."""
+        q = self.q_proj.weight.view(self.kv_heads, self.heads // self.kv_heads, -1, self.q_proj.weight.shape[1])
+        q[:, :, : self.head] = self.k_proj.weight.view(self.kv_heads, 1, self.head, -1)
+
     def forward(self, x: Tensor) -> Tensor:
         """`x`: [batch, tokens, hidden], from position 0."""
         batch, tokens, _ = x.shape
