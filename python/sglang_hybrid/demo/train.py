@@ -6,6 +6,7 @@ Killed or out of disk, it goes on from its last checkpoint with `--resume`; with
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_hybrid.demo.train", description=__doc__)
     parser.add_argument("--model", choices=READERS, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints")
-    parser.add_argument("--steps", type=int, default=8000, help="in all (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6000, help="in all (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of --out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (bfloat16 there)")
@@ -40,7 +41,9 @@ def _train(options: argparse.Namespace) -> None:
     if options.steps < 1:
         raise ConfigError(f"--steps must be at least 1: {options.steps}")
     options.out.mkdir(parents=True, exist_ok=True)
-    if not options.resume and (options.out / checkpoint.NAME).exists():
+    if options.resume:
+        checkpoint.load(options.out)  # says what is wrong with it before another process starts
+    elif (options.out / checkpoint.NAME).exists():
         raise ConfigError(f"there is a checkpoint already; add --resume or take another folder: {options.out}")
     size = options.processes if options.device == "cpu" else 1
     with TemporaryDirectory(prefix="sglang-hybrid-train-") as scratch:
@@ -57,11 +60,13 @@ def _work(rank: int, size: int, options: argparse.Namespace, meeting: Path) -> N
 
     if rank:
         die_with_parent()
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what goes wrong, the first process says too
     plan = Plan(options.model, options.steps, options.seed, options.device, options.scale)
-    training = Training(plan, options.out, team.join(meeting, rank, size))
-    if options.resume:
-        training.resume()
-    training.run(lambda line: print(line, flush=True))  # noqa: T201
+    with team.joined(meeting, rank, size) as joined:
+        training = Training(plan, options.out, joined)
+        if options.resume:
+            training.resume()
+        training.run(lambda line: print(line, flush=True))  # noqa: T201
 
 
 if __name__ == "__main__":

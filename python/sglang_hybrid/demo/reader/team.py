@@ -6,15 +6,18 @@ processor holds up the others once per step, not once per operation.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sglang_hybrid.core.errors import ConfigError
 
 _PATIENCE = datetime.timedelta(days=30)  # a training may be stopped and continued by signals
 
@@ -37,22 +40,30 @@ class Team:
         import torch.distributed as dist
 
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat)
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError as error:  # what gloo raises where the other end is gone
+            raise ConfigError("another process of this training is gone; go on with --resume") from error
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
-def join(meeting: Path, rank: int, size: int) -> Team:
+@contextlib.contextmanager
+def joined(meeting: Path, rank: int, size: int) -> Iterator[Team]:
     """Meet the others at the file `meeting`, which is new for each start."""
-    if size > 1:
-        import torch.distributed as dist
+    if size == 1:
+        yield Team()
+        return
+    import torch.distributed as dist
 
-        torch.set_num_threads(1)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "gloo", init_method=meeting.absolute().as_uri(), rank=rank, world_size=size, timeout=_PATIENCE
-        )
-    return Team(rank, size)
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    where = meeting.absolute().as_uri()
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_PATIENCE)
+    try:
+        yield Team(rank, size)
+    finally:
+        dist.destroy_process_group()
 
 
 def start(target: Any, count: int, *arguments: Any) -> None:

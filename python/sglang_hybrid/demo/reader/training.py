@@ -33,8 +33,10 @@ class Plan:
     device: str = "cpu"
     scale: int = 1
     """Tokens of a step, in multiples of the curriculum's: for a GPU."""
-    evaluate_every: float = 240.0
-    """Seconds between evaluations and checkpoints."""
+
+
+SAY_EVERY, SAVE_EVERY, EVALUATE_EVERY = 30.0, 180.0, 900.0
+"""Seconds between lines, checkpoints and evaluations."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Training:
 
     def run(self, say: Callable[[str], None]) -> None:
         """Train to the end of the plan, saying how it goes; the first process of a team evaluates and saves."""
-        loss, spoken, saved = None, time.monotonic(), time.monotonic()
+        loss, spoken, saved, judged = None, *(time.monotonic(),) * 3
         while self.progress < 1:
             start = time.monotonic()
             now = self.train_step()
@@ -73,11 +75,14 @@ class Training:
             self.passed.seconds += time.monotonic() - start
             if self.team.rank:
                 continue
-            if time.monotonic() - spoken > 30:
+            if time.monotonic() - spoken > SAY_EVERY:
                 spoken = time.monotonic()
                 say(self.line(loss))
-            if time.monotonic() - saved > self.plan.evaluate_every or self.progress >= 1:
+            if time.monotonic() - judged > EVALUATE_EVERY or self.progress >= 1:
                 self.record(loss, say)
+                saved = judged = time.monotonic()
+            elif time.monotonic() - saved > SAVE_EVERY:
+                self.save()
                 saved = time.monotonic()
 
     def train_step(self) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sglang_hybrid.demo.reader.network.layers import Norm, ShortConvolution
 
-CHUNK = 32
+CHUNK = 16
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = CHUNK) -> Tensor:
