@@ -6,7 +6,7 @@ Killed or out of disk, it goes on from its last checkpoint with `--resume`; with
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,25 +48,30 @@ def _train(options: argparse.Namespace) -> None:
     size = options.processes if options.device == "cpu" else 1
     with TemporaryDirectory(prefix="sglang-hybrid-train-") as scratch:
         meeting = Path(scratch, "meeting")
-        team.start(_work, size, size, options, meeting)
+        team.start(_follow, size, size, options, meeting)
         _work(0, size, options, meeting)
 
 
 def _work(rank: int, size: int, options: argparse.Namespace, meeting: Path) -> None:
     """The training as one of `size` processes does it."""
-    from sglang_hybrid.core.process import die_with_parent
     from sglang_hybrid.demo.reader import team
     from sglang_hybrid.demo.reader.training import Plan, Training
 
-    if rank:
-        die_with_parent()
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what goes wrong, the first process says too
     plan = Plan(options.model, options.steps, options.seed, options.device, options.scale)
     with team.joined(meeting, rank, size) as joined:
         training = Training(plan, options.out, joined)
         if options.resume:
             training.resume()
         training.run(lambda line: print(line, flush=True))  # noqa: T201
+
+
+def _follow(rank: int, size: int, options: argparse.Namespace, meeting: Path) -> None:
+    """`_work` in a process that the first one started; what is wrong with the input, that one says."""
+    from sglang_hybrid.core.process import die_with_parent
+
+    die_with_parent()
+    with contextlib.suppress(ConfigError):
+        _work(rank, size, options, meeting)
 
 
 if __name__ == "__main__":

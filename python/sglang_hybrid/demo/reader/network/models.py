@@ -17,7 +17,7 @@ from sglang_hybrid.demo.reader.network.delta import DeltaLayer
 from sglang_hybrid.demo.reader.network.layers import Attention, Mlp, Norm
 from sglang_hybrid.demo.reader.network.ssd import SsdLayer
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 192, 448, 6, 2, 32, 4
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 192, 224, 6, 2, 32, 4
 ROTARY, THETA = 8, 100.0
 """A quarter of each head is rotated, slowest once in 200 tokens: no angle appears late in a long text only."""
 
