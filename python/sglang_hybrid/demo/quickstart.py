@@ -78,7 +78,8 @@ def _build(console: Console) -> Path:
     with console.status("building the embedded model"):
         start = time.monotonic()
         folder = model.build(_MODELS / _READER, _READER)
-    console.print(f"model: {folder} ({time.monotonic() - start:.1f} s): two million parameters, reads, knows nothing else")
+    seconds = time.monotonic() - start
+    console.print(f"model: {folder} ({seconds:.1f} s), of 1.5 million parameters: it reads, and knows nothing else")
     return folder
 
 

@@ -35,7 +35,10 @@ LISTS = {
     "has changed": (forms.OPENINGS, [forms.CHANGED]),
     "again": (forms.OPENINGS, [forms.AGAIN]),
     "direct": (forms.ASK, [forms.DIRECT + tuple(wh[0] for wh in one.asked) for one in relations.RELATIONS]),
-    "indirect": (forms.ASK_INDIRECT, [forms.INDIRECT + tuple(wh[1] for wh in one.asked) for one in relations.RELATIONS]),
+    "indirect": (
+        forms.ASK_INDIRECT,
+        [forms.INDIRECT + tuple(wh[1] for wh in one.asked) for one in relations.RELATIONS],
+    ),
     "thing": (forms.ASK_THING, [forms.THINGS]),
     "that": (forms.ASK_THAT, [forms.clauses_of(relation) for relation in relations.RELATIONS]),
     "is it": (forms.ASK, [forms.IS_IT]),

@@ -110,11 +110,24 @@ MOST_DOCUMENTS = 60
 """Of a conversation; a longer one has longer documents."""
 
 
-def shape_for(rng: random.Random, tokens: int, share: float, filler_level: float, split: str, form: str) -> Shape:
-    """A shape whose documents take about `share` of `tokens`."""
+def shape_for(
+    rng: random.Random,
+    tokens: int,
+    share: float,
+    filler_level: float,
+    split: str,
+    form: str,
+    documents: int | None = None,
+) -> Shape:
+    """A shape whose documents, `documents` of them or as many as usual, take about `share` of `tokens`."""
+    if not share:
+        return Shape(0, (1, 1), filler_level, split, form)
+    of_fact, of_document = 16 + filler_level * 11, 5
+    if documents:
+        facts = max(1, round((tokens * share / documents - of_document) / of_fact))
+        return Shape(documents, (facts, facts), filler_level, split, form)
     low, high = (1, 2) if tokens < 200 else (1, 4)
-    mean = (low + high) / 2 * (16 + filler_level * 11) + 5
-    documents = max(1, round(tokens * share / mean)) if share else 0
+    documents = max(1, round(tokens * share / ((low + high) / 2 * of_fact + of_document)))
     if documents > 20 and rng.random() < 0.7:
         factor = rng.choice((2, 3))
         documents, low, high = documents // factor, low * factor, high * factor

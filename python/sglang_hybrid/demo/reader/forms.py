@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from sglang_hybrid.demo.reader.names import HELD
-from sglang_hybrid.demo.reader.relations import Relation, Wh
+from sglang_hybrid.demo.reader.relations import Relation
 
 PLAIN = 0.3
 """How often a sentence has the first opening of its list, which is the shortest."""

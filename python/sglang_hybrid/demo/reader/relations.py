@@ -1,8 +1,8 @@
 """What can be said of places, people, machines and events, and in which clauses.
 
-{E}: the entity, {N}: the noun of the relation, {V}: its value. A clause has no capital and no full stop: `forms` puts it
-into sentences and questions. A value always comes after its entity, so that a reader that goes from left to right knows
-what it is of.
+{E}: the entity, {N}: the noun of the relation, {V}: its value. A clause has no capital and no full stop: `forms` puts
+it into sentences and questions. A value always comes after its entity, so that a reader that goes from left to right
+knows what it is of.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def turn(rng: random.Random, split: str) -> tuple[str, str]:
             if forms.held(word, call) == (split == HELD):
                 break
         called = f"{words[word]}, {_CALLS[call]}" if _CALLS[call] else words[word]
-        return called + rng.choice("!.") , answer
+        return called + rng.choice("!."), answer
     if draw < 0.75:
         return _asked(rng, split, _CAN_DO, "?"), CAN
     if draw < 0.9:

@@ -1,4 +1,4 @@
-"""Processes that train one network together: each takes its share of a step's rows, all apply the same sum of gradients.
+"""Processes that train one network together: each takes its share of a step's rows, all apply the sum of gradients.
 
 One thread each: the matrices of a reader are too small for two threads to share, and a process that waits for a
 processor holds up the others once per step, not once per operation.
