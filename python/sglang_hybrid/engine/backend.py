@@ -35,8 +35,9 @@ def register() -> None:
 
         cpu.register_hooks()
     usage.open_models()
-    elastic = HybridConfig.from_environment().memory == "elastic"
-    registration.register(["", "elastic"] if elastic else [""])
+    config = HybridConfig.from_environment()
+    features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
+    registration.register(["", *(feature for feature, asked in features.items() if asked)])
     register_radix_cache_backend(NAME, build_cache)
 
 
