@@ -94,7 +94,7 @@ class AsOffered(RestartPoints):
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = super().choose(prompt, offers)
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 

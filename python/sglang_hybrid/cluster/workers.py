@@ -39,7 +39,10 @@ MISSED = 3
 
 @dataclass
 class Worker:
-    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there."""
+    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
+
+    `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
+    """
 
     url: str
     role: str = ""
@@ -53,11 +56,17 @@ class Worker:
     waiting_tokens: int = 0
     sent: int = 0
     missed: int = 0
+    life: int = 0
     follower: Follower | None = field(default=None, repr=False)
     deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def name(self) -> str:
+        """What policies know it by."""
+        return f"{self.url} {self.life}"
 
 
 def checked(urls: list[str]) -> list[str]:
@@ -100,6 +109,7 @@ class Workers:
         self._fits = fits
         self.index: RestartIndex | None = None
         self._model: str | None = None
+        self._fingerprint = ""
         self._session = session
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,7 +153,9 @@ class Workers:
     async def _look(self, worker: Worker) -> None:
         try:
             if worker.healthy:
-                async with self._get(worker, ALIVE):
+                async with self._get(worker, ALIVE) as answer:
+                    if answer.status >= 500:  # of a proxy, whose server is gone
+                        raise OSError(f"{ALIVE} answers {answer.status}")
                     worker.missed = 0
                 return
             async with self._get(worker, READY, READY_S) as answer:
@@ -166,10 +178,15 @@ class Workers:
         if not isinstance(info, dict):
             raise ValueError("/server_info is no object: is it an SGLang server?")
         model = str(info.get("served_model_name") or info.get("model_path") or "")
+        fingerprint = str(info.get("model_fingerprint") or "")
         if not self.healthy:  # nobody to agree with
-            self._model, self.index = model, None
+            self._model, self._fingerprint, self.index = model, fingerprint, None
         if model != self._model:
             raise ValueError(f"it serves another model than the other workers: {model}, not {self._model}")
+        if fingerprint and self._fingerprint and fingerprint != self._fingerprint:
+            raise ValueError(
+                f"it has other weights or another configuration than the other workers, under the same name: {model}"
+            )
         if self._fits is not None:
             self._fits(worker, info, self.healthy)
         channel, page = Channel.of(info, worker.url), 0
@@ -189,6 +206,7 @@ class Workers:
             worker.follower = Follower(worker.url, channel, self.index)
             worker.follower.start()
         worker.healthy, worker.why, worker.missed = True, "", 0
+        worker.life += 1
         told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
         told = "decodes" if worker.role == "decode" else told
         logger.info("worker %s is in, %d of %d: %s, %s", worker, len(self.healthy), len(self.all), model, told)

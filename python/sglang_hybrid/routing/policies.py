@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.sent import Coming, SentPages
 
@@ -19,12 +18,12 @@ Clock = Callable[[], float]
 
 
 class Prompt(NamedTuple):
-    """What is asked: `names` are those of the whole pages before the last token (`index.block_hashes`).
+    """What is asked: so many `tokens`; `names` are those of the whole pages before the last one (`index.block_hashes`).
 
     `session` is what the client calls requests that belong together, None if it says nothing.
     """
 
-    tokens: Tokens
+    tokens: int
     names: Sequence[int]
     page_tokens: int
     session: str | None = None
@@ -83,7 +82,7 @@ class RoundRobin:
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = self._turns.least(dict.fromkeys(offers, 0.0))
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 
@@ -96,7 +95,7 @@ class LeastLoad:
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = self._turns.least({name: (offer.running, offer.waiting_tokens) for name, offer in offers.items()})
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 
@@ -156,10 +155,10 @@ class Text:
         costs = loads
         if most - least <= self.MORE_REQUESTS or most <= self.TIMES_REQUESTS * least:
             pages = {name: self._sent.pages(name, prompt.names) for name in offers}
-            if max(pages.values()) * prompt.page_tokens > self.MATCHED * len(prompt.tokens):
+            if max(pages.values()) * prompt.page_tokens > self.MATCHED * prompt.tokens:
                 costs = {name: float(-held) for name, held in pages.items()}
         chosen = self._turns.least(costs)
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         self._sent.add(chosen, prompt.names)
         return chosen
 
@@ -191,7 +190,7 @@ class RestartPoints:
         self.left_tokens = 0
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
-        now, tokens = self._clock(), len(prompt.tokens)
+        now, tokens = self._clock(), prompt.tokens
         self._coming.expire(now)
         coming = self._coming.reaches(prompt.names, prompt.page_tokens)
         costs: dict[str, float | tuple[float, ...]] = {}

@@ -192,16 +192,19 @@ class Fleet:
         whole = (request.n_input - 1) // self.shape.shape.grid
         reaches = self.index.reaches_of(names[:whole]) if self._row.blocks else {}
         offers = {
-            str(number): policies.Offer(reaches.get(str(number), NOTHING), self._waiting(server), len(server.jobs))
+            f"{number} {server.lives}": policies.Offer(
+                reaches.get(str(number), NOTHING), self._waiting(server), len(server.jobs)
+            )
             for number, server in enumerate(self.servers)
             if server.up
         }
         if not offers:
             self._homeless.append(job)
             return
-        prompt = policies.Prompt(request.input_tokens, names[:whole], self.shape.shape.grid)
-        number = int(self._policy.choose(prompt, offers))
-        reach, server = offers[str(number)].reach, self.servers[number]
+        prompt = policies.Prompt(request.n_input, names[:whole], self.shape.shape.grid)
+        chosen = self._policy.choose(prompt, offers)
+        number, reach = int(chosen.split()[0]), offers[chosen].reach
+        server = self.servers[number]
         job.served.promised_tokens = reach.resume_tokens if self._row.states else reach.kv_tokens
         job.served.server = number
         job.served.sent += 1
