@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine import report
+from sglang_hybrid.engine.launch import disaggregation
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
@@ -36,7 +37,7 @@ def register() -> None:
         cpu.register_hooks()
     usage.open_models()
     elastic = HybridConfig.from_environment().memory == "elastic"
-    registration.register(["", "elastic"] if elastic else [""])
+    registration.register(["", *(["elastic"] if elastic else []), *disaggregation.features()])
     register_radix_cache_backend(NAME, build_cache)
 
 

@@ -42,6 +42,7 @@ def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     ("rest", "reason"),
     [
         (("--disable-radix-cache",), "no cache to back"),
+        (("--disaggregation-mode", "decode"), "KV of a server that decodes was not run"),
         (("--hicache-io-backend", "kernel"), "plain copies only"),
         (("--hicache-mem-layout", "page_first"), "plain copies only"),
         (("--hicache-storage-backend", "file"), "storage behind it"),

@@ -69,6 +69,8 @@ def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] |
     `written` are the tokens of the prompt behind those it skipped, up to the last checkpoint it has saved so far.
     """
     record = tracked(req)
+    if record.told is not None:
+        return {**(result or {"device": 0, "host": 0}), **record.told}
     if record.misses is None or record.request is None:
         return result
     written = min(record.saved_tokens, record.request.prompt_tokens) - record.request.cached_tokens

@@ -30,7 +30,8 @@ class Tracked:
     """What is kept with a request of SGLang: `known_tokens` of KV at its last match and the id of the node it ended in,
     the `request` as the decisions see it from its first pass on, why tokens missed, and how deep it saved a state.
 
-    `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began.
+    `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `told` is what the server
+    that prefilled it says of the cache (`pairs/misses.py`).
     """
 
     known_tokens: int = 0
@@ -40,6 +41,7 @@ class Tracked:
     request: Request | None = None
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
+    told: dict[str, int] | None = None
     saved_tokens: int = 0
     tip_node: Any = None
     finished: bool = False
