@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
@@ -24,7 +25,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +51,9 @@ SHORT, LONG = 24, 6000
 class Pair:
     """A cluster of one server of either kind."""
 
-    def __init__(self, folder: Path, scratch: Path, flags: list[str]) -> None:
+    def __init__(
+        self, folder: Path, scratch: Path, flags: list[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.url, self.scratch = f"http://127.0.0.1:{free_port()}", scratch
         command = [sys.executable, "-m", "sglang_hybrid", "cluster", "--prefill", "1", "--decode", "1"]
         command += ["--model-path", str(folder), "--port", self.url.rpartition(":")[2], "--logs", str(scratch), "--"]
@@ -61,6 +64,7 @@ class Pair:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                env={**os.environ, **(environment or {})},
             )
 
     def get(self, url: str) -> Any:
@@ -129,9 +133,9 @@ def until(holds: Any, otherwise: str) -> None:
 
 
 @contextmanager
-def pair(folder: Path, flags: list[str]) -> Iterator[Pair]:
+def pair(folder: Path, flags: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory() as scratch:
-        made = Pair(folder, Path(scratch), flags)
+        made = Pair(folder, Path(scratch), flags, environment)
         try:
             made.wait()
             yield made
