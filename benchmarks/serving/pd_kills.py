@@ -33,6 +33,7 @@ from benchmarks.serving.pd_equality import POOLS, Pair, pair
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.pairs import SAYS_BESIDE, said_by
 from tests.engine.prompts import words
 from tests.engine.support import Client
 
@@ -95,15 +96,16 @@ def held(made: Pair, scratch: Path, since: float) -> dict[str, Any]:
             continue
         if each["running"] or each["waiting_tokens"]:
             found["router"] = found.get("router", 0) + each["running"]
-        try:
-            said = json.loads((scratch / f"held-{each['url'].rpartition(':')[2]}.json").read_text())
-        except (OSError, ValueError):
-            said = {"at": 0.0}
-        if said.pop("at") < since:
+        files = said_by(scratch, each["url"])
+        if not files:
             found["unknown"] = 1
-        for name, count in said.items():
-            if count and name != "pid":
-                found[name] = found.get(name, 0) + count
+        for file in files:
+            said = json.loads(file.read_text())
+            if said["at"] < since:
+                found["unknown"] = 1
+            for name, count in said.items():
+                if count and name not in SAYS_BESIDE:
+                    found[name] = found.get(name, 0) + count
     return found
 
 

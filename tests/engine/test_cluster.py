@@ -39,6 +39,7 @@ class Cluster:
     ) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = scratch / "out.log"
+        self.heard: dict[Path, int] = {}  # characters of its servers' logs that a test has looked at
         command = [sys.executable, "-m", "sglang_hybrid", "cluster", "--model-path", str(folder)]
         command += [*(kinds or ("--servers", "2")), "--port", self.url.rpartition(":")[2], "--logs", str(scratch)]
         command += ["--", *flags]

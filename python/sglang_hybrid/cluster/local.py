@@ -205,6 +205,7 @@ async def _run(options: argparse.Namespace, servers: list[_Kept]) -> int:
         finally:
             for kind in kinds:  # or they would start again what is stopped
                 kind.cancel()
+            await asyncio.gather(*kinds, return_exceptions=True)
         up = False
         os.kill(os.getpid(), 15)  # none is left
 

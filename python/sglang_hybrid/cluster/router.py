@@ -150,7 +150,7 @@ class Router:
         index = self.workers.index
         reaches = index.reaches_of(pages.names) if index is not None and pages.names else {}
         offers = {
-            worker.name: Offer(reaches.get(url, NOTHING), worker.waiting_tokens, worker.running)
+            worker.name: Offer(reaches.get(url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
             for url, worker in able.items()
         }
         prompt, policy = NO_PROMPT._replace(session=session_of(body)), self._plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,7 @@ class Worker:
     """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
 
     `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
+    `most_running`: requests that it runs at once, 0 where it does not say.
     """
 
     url: str
@@ -51,6 +52,7 @@ class Worker:
     model: str = ""
     context_tokens: int = 0
     page_tokens: int = 0
+    most_running: int = 0
     channel: Channel | None = None
     running: int = 0
     waiting_tokens: int = 0
@@ -67,6 +69,19 @@ class Worker:
     def name(self) -> str:
         """What policies know it by."""
         return f"{self.url} {self.life}"
+
+    @property
+    def full(self) -> bool:
+        """Whether a request more would wait until one ends."""
+        return 0 < self.most_running <= self.running
+
+
+def most_running(info: Mapping[str, Any]) -> int:
+    """Requests that a server runs at once by its `/server_info`, 0 where it does not say."""
+    found = info.get("internal_states")
+    states = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    said = [each.get("effective_max_running_requests_per_dp") for each in states]
+    return sum(most for most in said if isinstance(most, int) and most > 0)
 
 
 def checked(urls: list[str]) -> list[str]:
@@ -200,6 +215,7 @@ class Workers:
                 )
         worker.model, worker.page_tokens, worker.channel = model, page, channel
         worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        worker.most_running = most_running(info)
         self._forget(worker)
         if channel is not None and self.index is not None:
             self.index.join(worker.url)

@@ -33,12 +33,13 @@ class Offer(NamedTuple):
     """What one worker offers for a prompt, as far as the router knows.
 
     `waiting_tokens`: prompt tokens to compute of requests sent there whose first token has not come. `running`:
-    requests sent there that have not ended.
+    requests sent there that have not ended. `full`: it runs no more at once; the next waits until one ends.
     """
 
     reach: Reach = NOTHING
     waiting_tokens: int = 0
     running: int = 0
+    full: bool = False
 
 
 class RoutingPolicy(Protocol):
@@ -179,6 +180,8 @@ class RestartPoints:
     With half of it a popular beginning may keep its worker until that has no slots left; with twice as much prompts
     leave their beginnings for little (docs/decisions.md, "What a prompt costs on a worker").
     """
+    FULL_TOKENS = 8192
+    """To wait until a request ends costs as much as so many. Where all are full what they hold decides."""
     LIFE_S = 10.0
     MOST = 4096
     blocks_are_hits = False
@@ -200,7 +203,8 @@ class RestartPoints:
             kv = max(offer.reach.kv_tokens, soon.kv_tokens)
             resume = kv if self.blocks_are_hits else max(offer.reach.resume_tokens, soon.resume_tokens)
             expected[name] = Reach(resume, kv)
-            costs[name] = offer.waiting_tokens + (tokens - resume) + (tokens - kv) + self.REQUEST_TOKENS * offer.running
+            load = self.REQUEST_TOKENS * offer.running + self.FULL_TOKENS * offer.full
+            costs[name] = offer.waiting_tokens + (tokens - resume) + (tokens - kv) + load
         chosen = self._turns.least(costs)
         resume, kv = expected[chosen]
         self.left_tokens = tokens - resume

@@ -3,7 +3,8 @@
 HANDOVER names a folder. A file `<role>-<point>` in it holds a number n: the n-th time from then on that a server of
 that role comes to the point, all its processes are killed (in `writing`: its scheduler alone, a moment later, whatever
 it is doing; at `damaged` nothing ends, and one bit of a state that arrived is another one). The file is gone then, so
-the server that is started again lives. `held-<port>.json` is what a scheduler with nothing to do has not given back.
+the server that is started again lives. `held-<port>.json` is what a scheduler with nothing to do has not given back,
+and how many sums over what was handed over it has `checked` (`tests/engine/pairs.py` reads both).
 """
 
 import json
@@ -23,6 +24,7 @@ if "HANDOVER" in os.environ:
 
     folder = Path(os.environ["HANDOVER"])
     build_cache = backend.build_cache
+    checked = 0
 
     def reached(role: str, point: str) -> bool:
         """Whether it is now that the server ends."""
@@ -142,7 +144,21 @@ if "HANDOVER" in os.environ:
             found[name.strip("_")] = len(getattr(manager, name, ()))
         return found
 
+    def count_checks() -> None:
+        from sglang.srt.disaggregation.checksum import KvChecksumComputer
+
+        compute = KvChecksumComputer.compute
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            global checked
+            checked += 1
+            return compute(*args, **kwargs)
+
+        KvChecksumComputer.compute = counted
+
     def tell(scheduler_class: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+
         original, told = scheduler_class.on_idle, [0.0]
 
         @wraps(original)
@@ -150,10 +166,11 @@ if "HANDOVER" in os.environ:
             result = original(scheduler)
             if time.monotonic() > told[0] + 0.2:
                 told[0] = time.monotonic()
-                port = scheduler.server_args.port
-                scratch = folder / f".held-{port}"
-                scratch.write_text(json.dumps({"at": time.time(), "pid": os.getpid(), **held(scheduler)}))
-                scratch.rename(folder / f"held-{port}.json")
+                rank = get_parallel().tp_rank
+                name = f"held-{scheduler.server_args.port}" + (f"-{rank}" if rank else "")
+                scratch = folder / f".{name}"
+                scratch.write_text(json.dumps({"at": time.time(), "checked": checked, **held(scheduler)}))
+                scratch.rename(folder / f"{name}.json")
             return result
 
         scheduler_class.on_idle = on_idle
@@ -167,6 +184,7 @@ if "HANDOVER" in os.environ:
         role = compat.resolved(ctx.server_args).disaggregation_mode
         if role in ("prefill", "decode"):
             (arm_prefill if role == "prefill" else arm_decode)()
+            count_checks()
             tell(Scheduler)
         return build_cache(ctx)
 

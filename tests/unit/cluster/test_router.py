@@ -134,6 +134,37 @@ def test_tokens_that_are_computed_already_do_not_wait_twice() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("said", "reuses"),
+    [
+        ([{"effective_max_running_requests_per_dp": 2}], False),
+        ([{"effective_max_running_requests_per_dp": 1}, {"effective_max_running_requests_per_dp": 1}], False),
+        ([{"effective_max_running_requests_per_dp": 3}], True),
+        ([], True),
+        ([None, {"effective_max_running_requests_per_dp": "2"}], True),
+        ("2", True),
+    ],
+)
+def test_a_worker_that_runs_no_more_requests_is_left_for_one_that_does(said: Any, reuses: bool) -> None:
+    """Two requests with one beginning are under way at a worker, or it is full with them; a third comes."""
+
+    async def run() -> None:
+        one = FakeWorker(handler_cancellation=True, internal_states=said)
+        two = FakeWorker(handler_cancellation=True, internal_states=said)
+        one.behave = two.behave = "hang"
+        async with cluster(one, two) as (url, client, _):
+            tasks = []
+            for number in (1, 2, 3):
+                tasks.append(asyncio.create_task(client.post(url + "/generate", json={"input_ids": [7] * 2001})))
+                await until(lambda number=number: len(one.requests) + len(two.requests) == number)  # type: ignore[misc]
+            assert sorted([len(one.requests), len(two.requests)]) == ([0, 3] if reuses else [1, 2])
+            one.release.set()
+            two.release.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
 def test_what_was_sent_to_a_worker_is_forgotten_when_it_starts_anew() -> None:
     async def run() -> None:
         one, two = FakeWorker(handler_cancellation=True), FakeWorker(handler_cancellation=True)

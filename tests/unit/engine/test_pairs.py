@@ -130,7 +130,7 @@ class Queue:
     """The first queue of a scheduler of a pair: what came in, and whose refusal was told."""
 
     def __init__(self) -> None:
-        self.kv_manager = SimpleNamespace(request_status={7: None})
+        self.kv_manager = SimpleNamespace(request_status={5: None, 7: None})  # servers that decode spoke of them
         self.metadata_buffers = buffers()
         self.transfer_backend = SimpleNamespace(value="mooncake")
         self.added: list[Any] = []
@@ -142,8 +142,12 @@ class Queue:
         guards.admit(lambda _, req, *args, **kwargs: self.added.append(req), self, req, *args, **kwargs)
 
 
+class Asked(SimpleNamespace):
+    """A request; others may know of it as long as it is."""
+
+
 def asks(room: Any = 5, host: Any = "10.0.0.1", port: Any = 8998, top: int = 0) -> Any:
-    return SimpleNamespace(
+    return Asked(
         rid="r", bootstrap_room=room, bootstrap_host=host, bootstrap_port=port, return_logprob=bool(top),
         finished_reason=None, logprob=SimpleNamespace(top_logprobs_num=top), input_token_logprobs_val=None,
     )  # fmt: skip
@@ -168,9 +172,10 @@ def asks(room: Any = 5, host: Any = "10.0.0.1", port: Any = 8998, top: int = 0) 
     ],
 )
 def test_a_request_that_would_end_a_scheduler_is_refused(given: dict[str, Any], said: str) -> None:
-    queue, req = Queue(), asks(**given)
+    queue, first, req = Queue(), asks(7), asks(**given)
+    queue.admit(first, 4)
     queue.admit(req, 4)
-    assert (queue.added, queue.told) == ([], [req])
+    assert (queue.added, queue.told) == ([first], [req])
     assert said in req.finished_reason.message
     assert req.finished_reason.status_code == 400
 
@@ -186,9 +191,43 @@ def test_a_request_that_would_end_a_scheduler_is_refused(given: dict[str, Any], 
     ],
 )
 def test_any_other_request_comes_in(given: dict[str, Any], more: dict[str, Any]) -> None:
-    queue, req = Queue(), asks(**given)
+    queue, first, req = Queue(), asks(7), asks(**given)
+    queue.admit(first)
     queue.admit(req, **more)
-    assert (queue.added, queue.told) == ([req], [])
+    assert (queue.added, queue.told) == ([first, req], [])
+
+
+def test_a_room_is_free_when_its_request_is_gone() -> None:
+    """However it ended: SGLang clears no room of a request that was aborted while it was computed."""
+    queue, cleared = Queue(), []
+    queue.kv_manager.failure_records = {7: "Aborted by AbortReq.", 8: "another"}
+    queue.kv_manager._staging_outstanding = {7: 0, 8: 0}
+    req = asks(7)
+    req.disagg_kv_sender = SimpleNamespace(clear=lambda: cleared.append(7))
+    queue.admit(req)
+    assert cleared == []
+    queue.added.clear()
+    del req
+    assert (cleared, queue.kv_manager.failure_records) == ([7], {8: "another"})
+    assert queue.kv_manager._staging_outstanding == {8: 0}
+    queue.admit(asks(7))
+    assert (len(queue.added), queue.told) == (1, [])
+
+
+def test_rooms_whose_requests_never_come_are_forgotten() -> None:
+    """A server that decodes spoke of five rooms; the request of one comes at last."""
+    queue, late = Queue(), asks(3)
+    tables = [{room: None for room in range(1, 6)} for _ in range(3)]
+    names = ("request_status", "transfer_infos", "req_to_decode_prefix_len")
+    queue.kv_manager = SimpleNamespace(bootstrap_timeout=1000, **dict(zip(names, tables, strict=True)))
+    for times in range(3):
+        queue.admit(asks(9 + times))
+        if times == 1:
+            queue.admit(late)
+        assert all(set(table) == {1, 2, 3, 4, 5} for table in tables)
+    queue.kv_manager.bootstrap_timeout = 0
+    queue.admit(asks(20))
+    assert all(set(table) == {3} for table in tables)
 
 
 def test_a_server_that_does_not_say_what_it_is_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

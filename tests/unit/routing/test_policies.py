@@ -151,7 +151,7 @@ def cost(policy: RestartPoints, tokens: int, offer: Offer, blocks_are_hits: bool
     """What a worker costs to which nothing is on its way."""
     kv = offer.reach.kv_tokens
     left = tokens - (kv if blocks_are_hits else offer.reach.resume_tokens)
-    return offer.waiting_tokens + left + tokens - kv + policy.REQUEST_TOKENS * offer.running
+    return offer.waiting_tokens + left + tokens - kv + policy.REQUEST_TOKENS * offer.running + policy.FULL_TOKENS * offer.full
 
 
 @pytest.mark.parametrize("name", ["restart_points", "kv_events"])
@@ -167,13 +167,20 @@ def test_the_cheapest_worker_is_chosen(name: str, seed: int) -> None:
         for worker in rng.sample("abcde", rng.randint(1, 5)):
             kv = rng.randint(0, pages)
             reach = Reach(PAGE * rng.randint(0, kv), PAGE * kv)
-            some[worker] = Offer(reach, rng.choice([0, 0, 5, 40, 1000]), rng.randint(0, 3))
+            some[worker] = Offer(reach, rng.choice([0, 0, 5, 40, 1000]), rng.randint(0, 3), rng.random() < 0.3)
         costs = {worker: cost(policy, asked.tokens, offer, name == "kv_events") for worker, offer in some.items()}
         chosen = policy.choose(asked, some)
         assert costs[chosen] == min(costs.values())
         reach = some[chosen].reach
         skipped = reach.kv_tokens if name == "kv_events" else reach.resume_tokens
         assert policy.left_tokens == asked.tokens - skipped
+
+
+def test_a_full_worker_is_left_for_one_with_room_but_not_for_another_full_one() -> None:
+    policy, long = RestartPoints(Clock()), prompt(list(range(41)))
+    held = Offer(Reach(40, 40), running=3, full=True)
+    assert policy.choose(long, offers(2, a=held)) == "b"
+    assert policy.choose(long, offers(2, a=held, b=Offer(running=3, full=True))) == "a"
 
 
 def test_what_is_on_its_way_counts_as_there_until_it_expires() -> None:

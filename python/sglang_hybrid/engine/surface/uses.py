@@ -91,6 +91,14 @@ USES: tuple[Use, ...] = (
     Use("srt.mem_cache.registry:create_unified_radix_cache", IMPORT, "pairs.kv_cache", SCHEDULER, since="0.5.21"),
     Use("srt.disaggregation.utils:FAKE_BOOTSTRAP_HOST", IMPORT, "pairs.guards", SCHEDULER),
     Use("srt.disaggregation.utils:prepare_abort", IMPORT, "pairs.guards", SCHEDULER),
+    Use(
+        "srt.disaggregation.mooncake.conn:MooncakeKVManager._staging_outstanding",
+        PRIVATE,
+        "pairs.guards",
+        SCHEDULER,
+        when="mooncake",
+        since="0.5.21",
+    ),
     *(
         Use(
             f"srt.disaggregation.checksum:KvChecksumComputer.{name}",
