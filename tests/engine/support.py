@@ -78,10 +78,11 @@ class Client:
         """Passes of a kind, 'Prefill' or 'Decode', that the log tells of; of decoding one in forty."""
         return self.server.log.read_text(encoding="utf-8", errors="replace").count(f"{kind} batch")
 
-    def asked(self, prompt: Prompt) -> http.client.HTTPConnection:
+    def asked(self, prompt: Prompt, **sampling: Any) -> http.client.HTTPConnection:
         """A connection on which `prompt` was asked; to close it is to hang up."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
-        body = json.dumps({"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}})
+        sampling = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
+        body = json.dumps({"input_ids": prompt, "sampling_params": sampling})
         connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
         return connection
 

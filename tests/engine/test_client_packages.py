@@ -105,3 +105,23 @@ def test_messages_of_the_anthropic_package(anthropic_api: Any, stream: bool) -> 
     bad: Any = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "7d"}}]
     with pytest.raises(anthropic.BadRequestError, match=r"cache_control\.ttl is '5m' or '1h': '7d'"):
         anthropic_api.messages.create(model="m", max_tokens=4, system=bad, messages=[{"role": "user", "content": "a"}])
+
+
+def test_a_server_without_segments_takes_their_marks_for_words_of_others(
+    client: Client, openai_api: Any, anthropic_api: Any
+) -> None:
+    """As it takes other fields that it does not know. Anthropic's documents are served as text."""
+    part: Any = {"type": "text", "text": "Which gate is it?", "cache": {"any": "thing"}}
+    usage = openai_api.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}], max_tokens=2)
+    assert not hasattr(usage.usage.prompt_tokens_details, "segment_tokens")
+    source = {"type": "text", "media_type": "text/plain", "data": DOCUMENT}
+    blocks: Any = [{"type": "document", "source": source, "title": "The mill"}, {**part, "cache": "segment"}]
+    messages: Any = [{"role": "user", "content": blocks}]
+    usage = anthropic_api.messages.create(model="m", messages=messages, max_tokens=2).usage
+    assert len(DOCUMENT) < anthropic_api.messages.count_tokens(model="m", messages=messages).input_tokens
+    assert usage.input_tokens + (usage.cache_creation_input_tokens or 0) > 0
+    sampling = {"max_new_tokens": 2, "custom_params": {"segments": "anything"}}
+    client.post("/generate", {"input_ids": [5, 6, 7], "sampling_params": sampling})
+    (counted,) = [line for line in client.get("/metrics").splitlines() if 'event="segments_ignored"' in line]
+    assert float(counted.split()[-1]) == 1.0
+    assert client.answer("/hybrid/segments", method="GET")[0] == 404

@@ -116,3 +116,34 @@ def test_what_is_foretold_is_what_is_served(serve: Callable[..., Client], policy
         assert index.reaches(prompt)["a"] == (0, 0)
     assert served > 5000
     assert kinds > 60
+
+
+def test_composed_prompts_are_told_under_keys_of_their_own(serve: Callable[..., Client]) -> None:
+    """Their ids fit the events, and what is foretold of plain text is served as before."""
+    channel = json.dumps({"publisher": "zmq", "endpoint": f"tcp://*:{free_port()}", "topic": "kv"})
+    client = serve(
+        "reader-gdn", *SMALL, "--hybrid-segments", "on", "--hybrid-segment-memory-gb", "0.1",
+        "--hybrid-state-events", "published", "--kv-events-config", channel,
+    )  # fmt: skip
+    rng, index, codes = random.Random(8), RestartIndex(PAGE), 0
+    documents = [words(rng, 200) for _ in range(4)]
+    reused = plain = 0
+    with told(client) as since:
+        for _ in range(12):
+            lead, (one, two) = words(rng, 90), rng.sample(documents, 2)
+            prompt = lead + one + two + words(rng, 150)
+            segments = [[90, 290], [290, 490]]
+            sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": {"segments": segments}}
+            found = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+            reused += found["meta_info"]["cached_tokens_details"]["segment_tokens"]
+            for event in since():
+                assert index.apply("a", event), event
+                codes += sum(token >= 2**31 for token in event.get("token_ids", ()))
+            exact = lead + words(rng, 60)
+            foretold = index.reaches(exact)["a"].resume_tokens if index.workers else 0
+            _, cached = client.generate(exact, 2)
+            assert cached == foretold
+            plain += cached
+    assert reused > 2000
+    assert plain > 500
+    assert codes >= 3 * 2 * 6

@@ -8,9 +8,10 @@ import zlib
 import pytest
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.sim import Trace, open_cache, replay
+from sglang_hybrid.sim import Trace, grid, open_cache, replay
 from sglang_hybrid.sim.ceilings import Clairvoyant
 from sglang_hybrid.sim.reuse import ReuseIndex
+from sglang_hybrid.sim.segments.cache import Memory
 from sglang_hybrid.sim.workloads import parse
 
 MODEL = preset("marconi-7b")
@@ -26,6 +27,8 @@ TRACES = {
     "rag?seed=7&requests=120": (120, 430094, 1630959497, 170128),
     "mixed?seed=7&sessions=4": (771, 2412443, 1812892186, 2092655),
     "phases?seed=7&sessions=4": (270, 1719847, 504305809, 880705),
+    "documents?seed=7&requests=80": (110, 1164768, 3098187911, 402163),
+    "skills?seed=7&sessions=16": (100, 1168323, 2858688279, 969638),
 }
 
 # (workload, capacity in GB): tokens skipped by a clairvoyant, then by each of POLICIES
@@ -64,3 +67,22 @@ def test_every_policy_skips_exactly_as_many_tokens_as_before(text: str, gb: floa
         result.check()
         found.append(int(result.hit_tokens.sum()))
     assert tuple(found) == HITS[text, gb]
+
+
+# (workload, rows of segments at 8 GB, 3 of them for segments): tokens hit, of them by segments, and entries made
+SEGMENTS = {
+    ("documents?seed=7&requests=80", "forecast+segments"): (679950, 472837, 316),
+    ("documents?seed=7&requests=80", "clairvoyant+segments"): (781985, 574872, 210),
+    ("documents?seed=7&requests=80", "unbounded+segments"): (959451, 568025, 165),
+    ("skills?seed=7&sessions=16", "forecast+segments"): (1017980, 49477, 82),
+    ("skills?seed=7&sessions=16", "unbounded+segments"): (1021720, 53217, 68),
+}
+
+
+@pytest.mark.parametrize(("text", "policy"), SEGMENTS)
+def test_segments_reuse_exactly_as_many_tokens_as_before(text: str, policy: str) -> None:
+    source, memory = grid.Source(f"workload:{text}"), Memory(3 * 10**9)
+    (cell,) = grid.cells([source], [preset("qwen3.5-35b-a3b")], [policy], [8.0], segments=memory)
+    found = grid.run_cell(cell).fields
+    assert found["false_hits"] == 0
+    assert (found["hit_tokens"], found["segment_tokens"], found["entries_made"]) == SEGMENTS[text, policy]

@@ -22,6 +22,9 @@ REPLACED = ("admission", "eviction", "marconi_alpha")
 """Settings of earlier releases, which `policy` names together."""
 
 
+_SWITCH = ("off", "on")
+
+
 def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
 
@@ -59,6 +62,29 @@ class HybridConfig:
         ("static", "elastic"),
     )
     memory_idle_s: float = _option(2.0, "elastic memory: seconds after which unused memory of an idle server goes back")
+    segments: str = _option(
+        "off",
+        "'on' reuses what requests mark as segments (documents, tools) at any position, behind any text; answers over "
+        "them are approximations",
+        _SWITCH,
+    )
+    segment_memory_gb: float = _option(1.0, "segments: memory for their states and KV, in GB, on each rank")
+    segment_dtype: str = _option("bfloat16", "segments: how their states are stored", ("bfloat16", "int8", "float32"))
+    segment_mode: str = _option(
+        "transition",
+        "segments: 'transition' composes states by what each segment does to those before it; for study, 'addition' "
+        "adds end states up, 'full' computes every segment",
+        ("transition", "addition", "full"),
+    )
+    segment_separator: str = _option(
+        "", "segments: text between the segments of a prompt of /v1/completions and /generate; empty is none"
+    )
+    segment_roles: str = _option(
+        "",
+        "segments: roles or names of chat messages that are segments as a whole, with commas between them, for example "
+        "'tool'",
+    )
+    seam_tokens: int = _option(8, "segments: tokens at each end of a segment that are computed with every use")
     max_sequences: int = _option(8192, "most sequences of one HTTP request: its prompts times n")
     max_body_mb: float = _option(64.0, "largest body of an HTTP request, in MB; images and videos come in bodies")
     cpu_memory_gb: float = _option(
@@ -86,6 +112,10 @@ class HybridConfig:
             raise ConfigError(f"log_interval_s must be 0 (never) or more: {self.log_interval_s}")
         if not self.memory_idle_s >= 0:
             raise ConfigError(f"memory_idle_s must be 0 (at once) or more: {self.memory_idle_s}")
+        if not self.segment_memory_gb > 0:
+            raise ConfigError(f"segment_memory_gb must be positive, for example 1.0: {self.segment_memory_gb}")
+        if not 0 <= self.seam_tokens <= 1024:
+            raise ConfigError(f"seam_tokens must be between 0 and 1024: {self.seam_tokens}")
         if self.max_sequences < 1:
             raise ConfigError(f"max_sequences must be 1 or more: {self.max_sequences}")
         if not self.max_body_mb > 0:
@@ -112,6 +142,8 @@ class HybridConfig:
                 close = difflib.get_close_matches(str(key), known, n=1)
                 hint = f", did you mean {close[0]!r}" if close else f" (known: {', '.join(known)})"
                 raise ConfigError(f"unknown key in the hybrid configuration{hint}: {key!r}")
+            if isinstance(value, bool) and known[key].metadata["choices"] == _SWITCH:
+                value = _SWITCH[value]  # YAML 1.1 takes a plain on and off for truth values
             values[key] = _coerce(key, value, type(known[key].default))
         return cls(**values)
 

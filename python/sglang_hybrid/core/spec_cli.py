@@ -10,10 +10,14 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.core.planner import Split, splits
+from sglang_hybrid.core.segments import STATE_DTYPES, segment_costs
 from sglang_hybrid.core.spec import DTYPE_BYTES, PRESETS, ModelSpec, describe
 
 SCHEMA = "sglang-hybrid/spec/1"
 CpuSizes = Callable[[int, ModelSpec], tuple[int, int]]
+
+SEGMENT_TOKENS = 1024
+"""Of the segment whose size is said."""
 
 _COSTS = (
     "kv_bytes_per_token", "checkpoint_bytes", "conv_bytes", "flops_per_token", "flops_per_token_pair", "chunk_tokens",
@@ -39,7 +43,7 @@ def main(argv: Sequence[str], cpu_sizes: CpuSizes) -> int:
         print(json.dumps({"schema": SCHEMA, "models": rows}, indent=1))  # noqa: T201
         return 0
     for spec, plan in plans:
-        for key, value in [*describe(spec), *_lines(spec, plan, args.memory_gb)]:
+        for key, value in [*describe(spec), *_segment_lines(spec), *_lines(spec, plan, args.memory_gb)]:
             print(f"{key:<24} {value}")  # noqa: T201
     return 0
 
@@ -76,13 +80,38 @@ def _lines(spec: ModelSpec, plan: list[Split], memory_gb: float | None) -> list[
     return rows
 
 
+def _segment(spec: ModelSpec) -> dict[str, Any] | None:
+    """What a segment of SEGMENT_TOKENS holds, None for models without segments."""
+    try:
+        costs = {dtype: segment_costs(spec, dtype) for dtype in STATE_DTYPES}
+    except ConfigError:
+        return None
+    first = next(iter(costs.values()))
+    return {
+        "tokens": SEGMENT_TOKENS,
+        "state_bytes": {dtype: its.state_bytes for dtype, its in costs.items()},
+        "kv_bytes": SEGMENT_TOKENS * first.token_bytes,
+        "jump_flops": first.jump_flops,
+    }
+
+
+def _segment_lines(spec: ModelSpec) -> list[tuple[str, str]]:
+    found = _segment(spec)
+    if found is None:
+        return []
+    sizes = [f"{size / 2**20:,.1f} MiB in {dtype}" for dtype, size in found["state_bytes"].items()]
+    kv = f"{found['kv_bytes'] / 2**20:,.1f} MiB of KV"
+    return [(f"segment of {SEGMENT_TOKENS:,}", f"{kv}, and states of {', '.join(sizes)}")]
+
+
 def _per_rank(spec: ModelSpec) -> str:
     return f" of each of {spec.tp} ranks" if spec.tp > 1 else ""
 
 
 def _as_json(spec: ModelSpec, plan: list[Split], memory_gb: float | None) -> dict[str, Any]:
     costs = {key: getattr(spec, key) for key in _COSTS}
-    return {"name": spec.name, **costs, "memory_gb": memory_gb, "splits": [asdict(split) for split in plan]}
+    sizes = {"segment": _segment(spec), "memory_gb": memory_gb}
+    return {"name": spec.name, **costs, **sizes, "splits": [asdict(split) for split in plan]}
 
 
 def _parser() -> argparse.ArgumentParser:

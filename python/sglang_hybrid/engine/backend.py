@@ -36,8 +36,10 @@ def register() -> None:
 
         cpu.register_hooks()
     usage.open_models()
-    elastic = HybridConfig.from_environment().memory == "elastic"
-    registration.register(["", *(["elastic"] if elastic else []), *disaggregation.features()])
+    config = HybridConfig.from_environment()
+    features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
+    asked = [feature for feature, wanted in features.items() if wanted]
+    registration.register(["", *asked, *disaggregation.features()])
     register_radix_cache_backend(NAME, build_cache)
 
 

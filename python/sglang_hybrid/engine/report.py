@@ -70,9 +70,26 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
     lines += [
         f"  cache        {_policies(cache, config)}, {_strategy(ctx, args, pools, cache)}",
         *_prefill(cache),
+        *_segments(cache, config),
         f"  concurrency  {_concurrency(ctx, args, pools)}",
     ]
     return lines + surprise(pools, spec)
+
+
+def _segments(cache: Any, config: HybridConfig) -> list[str]:
+    """What segments cost, and that they are approximations."""
+    coordinator = coordinator_of(cache)
+    composer = None if coordinator is None else coordinator.composer
+    if composer is None:
+        return []
+    store, seams = composer.store, composer.seams
+    thousand = store.state_bytes + 1024 * store.token_bytes
+    return [
+        f"  segments     {_size(store.total_bytes)}, {store.total_bytes // thousand:,} of 1,024 tokens, each "
+        f"{_size(store.state_bytes)} of states in {config.segment_dtype} and {_size(1024 * store.token_bytes)} of KV",
+        f"               {seams.head} + {seams.tail} tokens at their ends are computed with every use; "
+        "an answer over reused segments is an APPROXIMATION",
+    ]
 
 
 def surprise(pools: Pools, spec: ModelSpec | None) -> list[str]:

@@ -21,6 +21,15 @@ EVENTS = MappingProxyType(
         "match_given_up": "matches that were dropped for want of a slot for the request's copy of the state",
         "waited_for_states": "times a request gave its slot back and went on waiting",
         "restore_given_up": "matches in host memory that were dropped for want of device memory",
+        "bad_segments": "requests whose segments could not be read, and were served as plain text",
+        "segments_lost": "marks of segments that became plain text: the prompt has nothing of them, or special tokens",
+        "segments_ignored": "requests whose custom_params name segments, on a server without",
+        "segments_hits": "segments that requests reused",
+        "segments_made": "segments that were computed by themselves, and kept",
+        "segments_evicted": "segments that were given up for others",
+        "segments_refused": "segments that were not kept, for what else is kept is worth more",
+        "segments_dropped": "segments that were dropped: the cache was emptied, or somebody asked for it",
+        "segments_reused_tokens": "tokens of prompts that reused segments stood for",
     }
 )
 """Values of the label `event`."""

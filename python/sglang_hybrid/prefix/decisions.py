@@ -7,7 +7,7 @@ tensor; every call can be logged and replayed (`request_log`), and a replay take
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -140,6 +140,9 @@ class Decisions:
         if len(self._prefilling) > _PREFILLING:
             self._prefilling.popitem(last=False)
         return request
+
+    def marked(self, request: Request, segments: Sequence[tuple[int, int, bytes]]) -> None:
+        """Its client marked the segments (start, end, key). Decides nothing here; a log says it (`request_log`)."""
 
     def _blame(self, request: Request) -> None:
         """Find the deepest state that was evicted, and the deepest that was not taken; tell the tuner of the first."""

@@ -92,6 +92,14 @@ _CANDIDATE = (
 )  # fmt: skip
 
 
+def _is_segments(value: Any) -> bool:
+    return type(value) is list and all(
+        type(each) is list and len(each) == 3 and set(map(type, each)) == {int}
+        and 0 <= each[0] < each[1] <= _INT32 and 0 <= each[2] <= _INT64
+        for each in value
+    )  # fmt: skip
+
+
 def _is_hints(value: Any) -> bool:
     if type(value) is not list or not value:
         return type(value) is list
@@ -101,11 +109,14 @@ def _is_hints(value: Any) -> bool:
 _SAID = _number("hint", -1.0, _SECONDS)
 _HINTS = Field("hints", "an empty list or true or false and two numbers of seconds", _is_hints)
 
+_SEGMENTS = Field("segments", "a list of starts, ends behind them, and names", _is_segments)
+
 LINES: Mapping[str, tuple[Field, ...]] = {
     "arrive": (
         _REQUEST, _NOW, _NAMESPACE, _whole("cached"), _whole("kv"), _whole("limit", 0, _INT64),
         _wholes("boundaries", 1), _TOKENS, _wholes("positions"), _whole("seen"), _HINTS,
     ),
+    "segments": (_REQUEST, _SEGMENTS),
     "resumed": (_REQUEST, _whole("position", 1)),
     "computed": (_REQUEST,),
     "finish": (_REQUEST, _NOW, _whole("length"), _TOKENS, _whole("kept")),

@@ -15,7 +15,7 @@ from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, Damage, check_line, check_settings, parsed
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
-from sglang_hybrid.prefix.request_log import VERSION
+from sglang_hybrid.prefix.request_log import READABLE, VERSION
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens
 
@@ -90,7 +90,7 @@ def logged_hints(line: list[Any]) -> Hints:
 def _first(path: Path, raw: bytes) -> dict[str, Any]:
     """The settings in the first line."""
     match parsed(raw) if raw else None:
-        case [int(version), dict() as settings] if version == VERSION:
+        case [int(version), dict() as settings] if version in READABLE:
             check_settings(settings)
             return settings
     raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")
@@ -117,6 +117,7 @@ class _Replay:
             "arrive": self._arrive, "computed": self._computed, "finish": self._finish, "put": self._put,
             "discard": self._discard, "victim": self._victim, "seed": self._seed, "full": self._full,
             "saved": self._saved, "fit": self._fit, "flushed": self._flushed, "resumed": self._resumed,
+            "segments": self._segments,
         }  # fmt: skip
 
     def line(self, where: str, kind: str, *values: Any) -> None:
@@ -146,6 +147,13 @@ class _Replay:
             found.differences.append(f"{where}: checkpoints at {list(arrival.positions)} instead of {positions}")
         if arrival.seen_tokens != seen:
             found.differences.append(f"{where}: {arrival.seen_tokens} tokens seen before instead of {seen}")
+
+    def _segments(self, _: str, request: str, segments: list[list[int]]) -> None:
+        arrival, values = self._arrived(request)
+        ends = [0, *(at for start, end, _name in segments for at in (start, end)), len(values)]
+        if ends != sorted(ends):
+            raise Damage(f"segments lie one behind the other in the {len(values)} tokens of the request", segments)
+        self._decisions.marked(arrival, [(start, end, str(name).encode()) for start, end, name in segments])
 
     def _resumed(self, _: str, request: str, position: int) -> None:
         arrival, _values = self._arrived(request)

@@ -5,6 +5,7 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 | line | meaning |
 | --- | --- |
 | `["arrive", request, s, namespace, cached, kv, limit, boundaries, tokens, positions, seen, hints]` | a prefill began |
+| `["segments", request, [[start, end, name], ...]]` | what its client marked as segments; equal ones have equal names |
 | `["resumed", request, position]` | it resumes at the state the history knows at `position` |
 | `["computed", request]` | it is cached; behind `finish`: all of it that ever will be |
 | `["finish", request, s, length, tokens of the answer, kept]` | it ended, in mid-prefill if shorter than its prompt |
@@ -17,15 +18,17 @@ One JSON array a line. The first holds what `Decisions` was made with; then, in 
 
 Tokens are written as chained hashes unless plain ones are asked for: a value depends on all tokens before it and on a
 secret of this log, so equal prefixes stay equal, which is all that decisions depend on, and nothing can be read back.
+A segment is equal at any place, so it has a name, hashed with the same secret.
 """
 
 import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,7 +48,9 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 7
+VERSION = 8
+READABLE = (7, VERSION)
+"""Versions that are read: 7 lacks segments."""
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -109,6 +114,12 @@ class RequestLog:
         """`tokens` as they are written."""
         values: list[int] = (tokens if self._plain else chained(tokens, self._secret)).tolist()
         return values
+
+    def name(self, key: bytes) -> int:
+        """What a segment of `key` is called in this log, a whole number of 62 bits."""
+        return (
+            int.from_bytes(blake2b(key, digest_size=8, key=self._secret.to_bytes(8, "little")).digest(), "little") >> 2
+        )
 
     def write(self, *line: Any) -> None:
         """Append one line; the last one of a log that is full says so."""
@@ -174,6 +185,10 @@ class RecordedDecisions(Decisions):
         said = () if hints is NO_HINTS else hints
         self._log.write(*head, values, request.positions, request.seen_tokens, said)
         return request
+
+    def marked(self, request: Request, segments: Sequence[tuple[int, int, bytes]]) -> None:
+        super().marked(request, segments)
+        self._log.write("segments", request.id, [(start, end, self._log.name(key)) for start, end, key in segments])
 
     def resumed(self, request: Request, held: Mark) -> None:
         known = next((at for at, mark in request.earlier if mark is held), None)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sglang_hybrid.sim.grid import CEILINGS
 from sglang_hybrid.sim.metrics import Outcome
+from sglang_hybrid.sim.segments.options import SUFFIX
 
 ENOUGH = 0.95
 """The knee is the smallest capacity with this share of what endless memory gives."""
@@ -11,6 +12,7 @@ ENOUGH = 0.95
 
 def paragraph(outcomes: Sequence[Outcome]) -> str:
     """The answer for outcomes of one trace and one model; empty without a policy among them."""
+    outcomes = [o for o in outcomes if not o.policy.endswith(SUFFIX)]  # `segments.words` tells of those
     policies = [o for o in outcomes if o.policy not in CEILINGS]
     if not policies:
         return ""

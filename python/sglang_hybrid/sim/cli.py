@@ -24,6 +24,7 @@ from sglang_hybrid.sim.outputs import check_output
 from sglang_hybrid.sim.readers import FORMATS
 from sglang_hybrid.sim.readers.files import STDIN, spooled
 from sglang_hybrid.sim.report import Report
+from sglang_hybrid.sim.segments import options
 from sglang_hybrid.sim.trace import Trace
 
 DEFAULT_MODEL = "qwen3.5-35b-a3b"
@@ -31,6 +32,7 @@ DEFAULT_MODEL = "qwen3.5-35b-a3b"
 _MODELS = f"preset, hub name, folder or config.json; may be repeated (default: the log's, or {DEFAULT_MODEL})"
 _EPILOG = f"""example:
   sglang-hybrid simulate server.log --model Qwen/Qwen3.5-35B-A3B --capacity-gb 2,8,32
+  sglang-hybrid simulate --workload documents --capacity-gb 8,32 --segments-gb 4
 
 policies: {", ".join(POLICIES)}
 workloads: {", ".join(workloads.WORKLOADS)}
@@ -68,6 +70,8 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     policies = _split(args.policy)
     if not policies:
         raise ConfigError(f"name at least one policy of {', '.join(POLICIES)}: {args.policy!r}")
+    memory = options.memory(args)
+    policies = options.rows(policies, not args.no_ceilings, memory)
     if not args.no_ceilings:
         policies += [name for name in grid.CEILINGS if name not in policies]
     capacities = [_number(text, "a capacity in GB") for text in _split(args.capacity_gb)]
@@ -79,10 +83,10 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     named = [_model(name, args.context_tokens) for name in args.model or []]
     traces = [source.load() for source in sources]  # a bad trace is reported before any process starts
     models, whose = (named, "--model") if named else _served(traces, args.context_tokens)
-    cells = grid.cells(sources, models, policies, capacities, cost)
-    for policy in set(policies) - set(grid.CEILINGS):
-        open_cache(policy, cells[0].capacity_bytes, models[0])  # so is a policy that does not exist
-    notes = [f"{trace.name}: {note}" for trace in traces for note in trace.notes]
+    notes = [f"{t.name}: {note}" for t in traces for note in (*t.notes, *options.notes(t, memory, capacities))]
+    cells = grid.cells(sources, models, policies, capacities, cost, memory)
+    cells = [cell for cell in cells if grid.has_room(cell, traces[sources.index(cell.source)])]
+    _try(cells, dict(zip(sources, traces, strict=True)))
     for line in [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]:
         print(line)  # noqa: T201
     report = Report(tuple(_run(cells, args.jobs)))
@@ -92,6 +96,15 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     if args.plot:
         plots.plot_hit_rates(report, args.plot)
     return 0
+
+
+def _try(cells: list[grid.Cell], traces: dict[grid.Source, Trace]) -> None:
+    """Open what the cells need: a policy that does not exist is said before any process starts."""
+    for cell in {(cell.policy, cell.model): cell for cell in cells}.values():
+        if cell.policy.endswith(options.SUFFIX):
+            grid.open_segments(cell, traces[cell.source])
+        elif cell.policy not in grid.CEILINGS:
+            open_cache(cell.policy, cell.capacity_bytes, cell.model)
 
 
 def _served(traces: list[Trace], context_tokens: int | None) -> tuple[list[ModelSpec], str]:
@@ -190,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--capacity-gb", default="2,8,32", help="capacities in GB, comma-separated (default: %(default)s)")
     add("--model", action="append", metavar="MODEL", help=_MODELS)
     add("--context-tokens", type=int, metavar="N", help="longest sequence the server takes (default: the model's)")
+    options.add_flags(add)
     add("--json", type=Path, metavar="OUT", help="write all columns as JSON")
     add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")

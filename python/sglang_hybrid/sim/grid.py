@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.policies import DEFAULT
 from sglang_hybrid.sim import workloads
 from sglang_hybrid.sim.bound import SpaceTimeBound
 from sglang_hybrid.sim.cache import POOLS, open_cache, open_server
@@ -21,6 +22,9 @@ from sglang_hybrid.sim.metrics import Outcome, hit_columns, measure
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import Replay, check_capacity, replay
 from sglang_hybrid.sim.reuse import ReuseIndex
+from sglang_hybrid.sim.segments.cache import Memory, SegmentCache
+from sglang_hybrid.sim.segments.options import SUFFIX
+from sglang_hybrid.sim.segments.play import ENDLESS, clairvoyant, columns, endless, play
 from sglang_hybrid.sim.trace import Trace
 
 CEILINGS = ("clairvoyant", "bound", "unbounded")
@@ -46,13 +50,28 @@ class Source:
 
 @dataclass(frozen=True)
 class Cell:
-    """One replay to do; `policy` is a name of POLICIES, one behind `pools:` (a server), or one of CEILINGS."""
+    """One replay to do; `policy` is a name of POLICIES, one behind `pools:` (a server), one before `+segments` with the
+    memory of `segments` taken from the capacity, or one of CEILINGS."""
 
     source: Source
     model: ModelSpec
     policy: str
     capacity_bytes: int
     cost: CostModel = H100
+    segments: Memory | None = None
+
+
+def is_ceiling(policy: str) -> bool:
+    """Whether the row of `policy` is one that policies are compared with."""
+    return policy.removesuffix(SUFFIX) in CEILINGS
+
+
+def has_room(cell: Cell, trace: Trace) -> bool:
+    """Whether a cell of `trace` can be replayed: with segments, if it marks any and they fit into its capacity."""
+    if not cell.policy.endswith(SUFFIX):
+        return True
+    fits = cell.segments is not None and cell.segments.total_bytes < cell.capacity_bytes
+    return fits and any(request.segments for request in trace.requests)
 
 
 def cells(
@@ -61,13 +80,14 @@ def cells(
     policies: Sequence[str],
     capacities_gb: Sequence[float],
     cost: CostModel = H100,
+    segments: Memory | None = None,
 ) -> list[Cell]:
     """The full grid in the order of its tables; raises ConfigError for a capacity that is no positive number of GB."""
     budgets = [_bytes(gb) for gb in capacities_gb]
     if not policies or not budgets:
         raise ConfigError(f"a grid needs at least one policy and one capacity, got {len(policies)} x {len(budgets)}")
     models = list(models)
-    return [Cell(s, m, p, b, cost) for s in sources for m in models for b in budgets for p in policies]
+    return [Cell(s, m, p, b, cost, segments) for s in sources for m in models for b in budgets for p in policies]
 
 
 def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
@@ -91,7 +111,9 @@ def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
 def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outcome:
     """Replay one cell in this process, decisions timed by `timer`; the last traces and their indices stay loaded."""
     trace = _trace(cell.source)
-    if cell.policy in CEILINGS:
+    if cell.policy.endswith(SUFFIX):
+        fields = _with_segments(cell, trace, timer)
+    elif cell.policy in CEILINGS:
         fields = _ceiling(cell, trace)
     else:
         check_capacity(cell.capacity_bytes)
@@ -103,6 +125,31 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
         fields |= _held(cell, result, cache.tree.states, cache.tree.kv_tokens)
     return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
+
+
+def open_segments(cell: Cell, trace: Trace) -> SegmentCache:
+    """The cache of a cell with segments; raises ConfigError where its model or its memory has no room for them."""
+    policy, memory, model = cell.policy.removesuffix(SUFFIX), cell.segments, cell.model
+    assert memory is not None, "a cell with segments says how much memory they have"
+    left = cell.capacity_bytes - memory.total_bytes
+    if left <= 0:
+        raise ConfigError(
+            f"segments take their memory from the capacity; give more than --segments-gb {memory.total_bytes / 1e9:g} "
+            f"to --capacity-gb: {cell.capacity_bytes / 1e9:g}"
+        )
+    if policy == "unbounded":
+        return endless(trace, model, memory, DEFAULT)
+    if policy == "clairvoyant":
+        return clairvoyant(trace, model, left, memory, DEFAULT)
+    return SegmentCache(model, left, memory, policy)
+
+
+def _with_segments(cell: Cell, trace: Trace, timer: Callable[[], float]) -> dict[str, Any]:
+    cache = open_segments(cell, trace)
+    capacity = cell.capacity_bytes if cell.policy != f"unbounded{SUFFIX}" else 2 * ENDLESS
+    result, served = play(trace, cache, capacity, timer)
+    result.check()
+    return columns(result, served, cache, _index(cell.source).seen_tokens, cell.cost)
 
 
 def _held(cell: Cell, result: Replay, states: int, kv_tokens: int) -> dict[str, Any]:

@@ -31,7 +31,11 @@ class CostModel:
     def ttft_s(self, model: ModelSpec, n_input: npt.NDArray[np.int64], hits: npt.NDArray[np.int64]) -> Floats:
         """Seconds to the first token per request, shapes (requests,); a full hit still computes one token."""
         start = np.minimum(hits, n_input - 1)
-        return self.overhead_s + self.seconds_per_flop * flops(model, n_input, start)
+        return self.of(flops(model, n_input, start))
+
+    def of(self, run: Floats) -> Floats:
+        """Seconds to the first token of requests that compute so many FLOPs."""
+        return self.overhead_s + self.seconds_per_flop * run
 
 
 def flops(model: ModelSpec, end: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> Floats:

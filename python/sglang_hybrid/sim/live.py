@@ -21,11 +21,15 @@ from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 @dataclass
 class Live:
-    """Of a log's requests, in order: tokens hit as `served`, tokens hit as `simulated`, and tokens of `prompts`."""
+    """Of a log's requests, in order: tokens hit as `served`, tokens hit as `simulated`, and tokens of `prompts`.
+
+    `marking` of them marked segments, which are simulated as plain text (`sim.segments` plays them).
+    """
 
     served: list[int] = field(default_factory=list)
     simulated: list[int] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
+    marking: int = 0
 
     @property
     def different(self) -> int:
@@ -122,6 +126,8 @@ class _Feed:
                 times.append(line[2])
             elif line[0] == "seed":
                 self.server.decisions.seed(np.array(line[3], np.int32), line[1], str(line[2]))
+            elif line[0] == "segments":
+                self.live.marking += 1
             elif line[0] == "arrive":
                 prefill = line
             elif line[0] == "finish":

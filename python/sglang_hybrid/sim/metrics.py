@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.sim.latency import H100, CostModel, flops
+from sglang_hybrid.sim.latency import H100, CostModel, Floats, flops
 from sglang_hybrid.sim.replay import Ints, Replay
 
 CURVE_POINTS = 120
@@ -37,8 +37,16 @@ class Outcome:
 def measure(result: Replay, model: ModelSpec, seen: Ints | None = None, cost: CostModel = H100) -> dict[str, Any]:
     """Columns of a replay; `seen` (tokens of each input that came before) adds a count of impossible hits."""
     columns = hit_columns(result.n_input, result.hit_tokens, model, cost)
+    columns |= cost_columns(result)
+    if seen is not None:
+        columns["false_hits"] = int((result.hit_tokens > seen).sum())
+    return columns
+
+
+def cost_columns(result: Replay) -> dict[str, Any]:
+    """Columns of what a replay held, and of what its decisions took."""
     decisions_us = (result.lookup_s + result.commit_s) * 1e6
-    columns |= {
+    return {
         "over_capacity_requests": result.over_capacity_requests,
         "peak_gb": _gb(float(result.used_bytes.max())),
         "mean_gb": _gb(float(result.used_bytes.mean())),
@@ -47,15 +55,18 @@ def measure(result: Replay, model: ModelSpec, seen: Ints | None = None, cost: Co
         "seconds": _round(float(decisions_us.sum()) / 1e6, 3),
         "gb_over_time": _curve(result),
     }
-    if seen is not None:
-        columns["false_hits"] = int((result.hit_tokens > seen).sum())
-    return columns
 
 
-def hit_columns(n_input: Ints, hits: Ints, model: ModelSpec, cost: CostModel = H100) -> dict[str, Any]:
-    """Columns that follow from the tokens skipped per request alone; shapes (requests,)."""
+def hit_columns(
+    n_input: Ints, hits: Ints, model: ModelSpec, cost: CostModel = H100, run: tuple[Ints, Floats] | None = None
+) -> dict[str, Any]:
+    """Columns that follow from the tokens skipped per request alone; shapes (requests,).
+
+    `run`: tokens and FLOPs of each request, where these are not those of the tokens behind what it skipped.
+    """
     all_flops = flops(model, n_input, np.zeros_like(n_input))
-    saved = flops(model, hits, np.zeros_like(hits))
+    saved = flops(model, hits, np.zeros_like(hits)) if run is None else all_flops - run[1]
+    left, seconds = (n_input - hits, cost.ttft_s(model, n_input, hits)) if run is None else (run[0], cost.of(run[1]))
     return {
         "requests": len(n_input),
         "input_tokens": int(n_input.sum()),
@@ -63,8 +74,8 @@ def hit_columns(n_input: Ints, hits: Ints, model: ModelSpec, cost: CostModel = H
         "token_hit_rate": _round(float(hits.sum() / n_input.sum()), 6),
         "flops_saved": float(saved.sum()),
         "flop_hit_rate": _round(float(saved.sum() / all_flops.sum()), 6),
-        "uncached_tokens": _percentiles((n_input - hits).astype(np.float64), (5, 50, 95)),
-        "ttft_ms": _percentiles(cost.ttft_s(model, n_input, hits) * 1e3, (5, 50, 95)),
+        "uncached_tokens": _percentiles(left.astype(np.float64), (5, 50, 95)),
+        "ttft_ms": _percentiles(seconds * 1e3, (5, 50, 95)),
         "hit_rate_by_input_tokens": _by_length(n_input, hits),
     }
 

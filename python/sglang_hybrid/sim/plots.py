@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.sim.grid import CEILINGS
+from sglang_hybrid.sim.grid import is_ceiling
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.outputs import check_output
 from sglang_hybrid.sim.report import Report
+from sglang_hybrid.sim.segments.options import SUFFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +68,7 @@ def capacity_axis(axis: "Axes", capacities: Sequence[float]) -> None:
 
 def finding(outcomes: Sequence[Outcome]) -> str:
     """What the outcomes of one trace and one model say, in one line."""
-    policies = [o for o in outcomes if o.policy not in CEILINGS]
+    policies = [o for o in outcomes if not is_ceiling(o.policy)]
     if not policies:
         best = max(outcomes, key=lambda o: o.token_hit_rate)
         return f"No policy can hit more than {100 * best.token_hit_rate:.1f} %"
@@ -114,8 +115,8 @@ def check_plot(path: Path) -> None:
 def _draw(axis: "Axes", outcomes: Sequence[Outcome]) -> None:
     for policy in dict.fromkeys(o.policy for o in outcomes):
         points = sorted((o.capacity_gb, 100 * o.token_hit_rate) for o in outcomes if o.policy == policy)
-        ceiling = policy in CEILINGS
-        mark, colour = MARKS.get(policy, ("o", None))
+        ceiling = is_ceiling(policy)
+        mark, colour = MARKS.get(policy.removesuffix(SUFFIX), ("o", None)) if ceiling else ("o", None)
         axis.plot(
             [gb for gb, _ in points],
             [rate for _, rate in points],
@@ -124,7 +125,7 @@ def _draw(axis: "Axes", outcomes: Sequence[Outcome]) -> None:
             markersize=5 if ceiling else 4,
             markerfacecolor="none" if ceiling else None,
             linewidth=1.0 if ceiling else 1.6,
-            linestyle="--" if ceiling else "-",
+            linestyle=(":" if policy.endswith(SUFFIX) else "--") if ceiling else "-",
             color=colour,
             zorder=1 if ceiling else 2,
         )

@@ -73,12 +73,12 @@ class PrefixCache(TreeCache):
             hints=hints,
         )
         self.resume(request, found.resume_node)
-        positions = self._positions(request, total)
-        decisions.finish(request, tokens, now, positions[-1] if positions else found.resume_tokens)
-        if positions:
-            self.save(request, tokens, {at: at for at in positions}, now)
+        places = self._places(self._positions(request, total))
+        decisions.finish(request, tokens, now, max(places, default=found.resume_tokens))
+        if places:
+            self.save(request, tokens, places, now)
         decisions.fit(held_bytes=self.capacity_bytes)
-        return Commit(tuple(positions), self._trim(now), self.tree.kv_tokens)
+        return Commit(tuple(places), self._trim(now), self.tree.kv_tokens)
 
     def _positions(self, request: Request, total: int) -> list[int]:
         """Where states are saved. The papers save none at a prompt's end for its own sake: the answer's end is near."""
@@ -90,6 +90,10 @@ class PrefixCache(TreeCache):
         wanted = {at for at in request.positions if at != tail or at in request.marks or at == request.kv_tokens}
         wanted.update(self.decisions.answer_positions(request, total))
         return self._fitting(sorted(wanted), request.cached_tokens)
+
+    def _places(self, positions: list[int]) -> dict[int, int]:
+        """Where the states of `positions` are saved, ascending, and the position that each stands for."""
+        return {at: at for at in positions}
 
     def _fitting(self, positions: list[int], resumed: int) -> list[int]:
         """`positions` up to the deepest whose whole path could be held."""

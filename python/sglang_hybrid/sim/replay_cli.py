@@ -39,7 +39,10 @@ def _simulated(log: Path, args: argparse.Namespace) -> list[str]:
     lines = []
     for name, hits in (("served", sum(live.served)), ("simulated", sum(live.simulated))):
         lines.append(f"  {name:<10} {hits:>12,} of {tokens:,} tokens, {100 * hits / tokens:.1f} %")
-    return [*lines, f"  {live.different} of {len(live.served)} requests hit otherwise"]
+    lines.append(f"  {live.different} of {len(live.served)} requests hit otherwise")
+    if live.marking:
+        lines.append(f"  {live.marking} of them marked segments, simulated as plain text: see simulate --segments-gb")
+    return lines
 
 
 def _say(*lines: str) -> None:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_hybrid.sim.answer import paragraph
-from sglang_hybrid.sim.grid import CEILINGS
+from sglang_hybrid.sim.grid import is_ceiling
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.outputs import unwritable
+from sglang_hybrid.sim.segments.words import words
 
 SCHEMA = "sglang-hybrid/simulate/1"
 
@@ -52,12 +53,11 @@ class Report:
             console.print(line, highlight=False)
 
     def answers(self) -> list[str]:
-        """A paragraph per trace and model: the knee, what more memory brings, the best policy, the ceilings."""
+        """Per trace and model a paragraph on prefixes (the knee, what more memory brings, the best policy, the
+        ceilings), and one on segments."""
         lines = []
         for (trace, model), outcomes in self.panels().items():
-            said = paragraph(outcomes)
-            if said:
-                lines.append(f"{trace} on {model}: {said}")
+            lines += [f"{trace} on {model}: {said}" for said in (paragraph(outcomes), words(outcomes)) if said]
         return lines
 
     def _table(self, trace: str, model: str) -> Table:
@@ -71,7 +71,7 @@ class Report:
             if (o.trace, o.model) == (trace, model):
                 if last is not None and o.capacity_gb != last:
                     table.add_section()
-                name = f"[dim]{o.policy}[/dim]" if o.policy in CEILINGS else o.policy
+                name = f"[dim]{o.policy}[/dim]" if is_ceiling(o.policy) else o.policy
                 table.add_row("" if o.capacity_gb == last else f"{o.capacity_gb:g}", name, *_cells(o.fields))
                 last = o.capacity_gb
         return table

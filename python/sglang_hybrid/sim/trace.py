@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+from sglang_hybrid.segment.geometry import checked
 
 Tokens = npt.NDArray[np.int32]
 TOKEN_LIMIT = 2**31  # token ids are int32
@@ -23,13 +25,24 @@ class TraceError(ConfigError):
     """A trace that cannot be read: corrupt, empty, or with values out of range. The message ends with the value."""
 
 
+class Segment(NamedTuple):
+    """Input tokens [start, end) that the client marked as a segment.
+
+    Equal segments have equal tokens; where tokens are hashes of all before them, equal names instead (-1: none).
+    """
+
+    start: int
+    end: int
+    name: int = -1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRequest:
     """One request: `tokens` is int32 of shape (n_input + n_output,), read-only, input first.
 
     `ts` is the arrival in seconds from any origin; `session` groups turns and is information for reports and ceilings
     only (a cache never sees it). `boundaries` are input positions whose prefix the client declared to be shared,
-    `hints` what it said of the time behind the request.
+    `hints` what it said of the time behind the request, `segments` what it marked as reusable anywhere.
     """
 
     tokens: Tokens
@@ -39,6 +52,7 @@ class TraceRequest:
     turn: int = 0
     boundaries: tuple[int, ...] = ()
     hints: Hints = NO_HINTS
+    segments: tuple[Segment, ...] = ()
 
     @property
     def n_output(self) -> int:
@@ -125,6 +139,7 @@ def make_request(
     where: str = "request",
     boundaries: Sequence[int] = (),
     hints: Hints = NO_HINTS,
+    segments: Sequence[Segment] = (),
 ) -> TraceRequest:
     """Build a request from token ids, validating them; raises TraceError whose message starts with `where`."""
     n_input = len(input_ids)
@@ -135,11 +150,15 @@ def make_request(
     declared = tuple(boundaries)
     if not all(type(at) is int and 0 < at <= n_input for at in declared):
         raise TraceError(f"{where}: boundaries are positions within the {n_input} input tokens, got {declared!r:.80}")
+    try:
+        checked([each[:2] for each in segments], n_input)
+    except ConfigError as error:
+        raise TraceError(f"{where}: {error}") from error
     tokens = np.empty(n_input + len(output_ids), dtype=np.int32)
     tokens[:n_input] = _checked(input_ids, where)
     tokens[n_input:] = _checked(output_ids, where)
     tokens.flags.writeable = False
-    return TraceRequest(tokens, n_input, float(ts), session, turn, declared, hints)
+    return TraceRequest(tokens, n_input, float(ts), session, turn, declared, hints, tuple(segments))
 
 
 def _checked(ids: Sequence[int] | Tokens, where: str) -> Tokens:

@@ -69,6 +69,20 @@ def test_dtypes_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert [s["name"] for s in split] == ["ratio 1"]
 
 
+def test_what_a_segment_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    segment = shown(capsys, "qwen3-next-80b-a3b")["segment"]
+    assert (segment["tokens"], segment["kv_bytes"]) == (1024, 24 * 2**20)
+    assert list(segment["state_bytes"]) == ["bfloat16", "int8", "float32"]
+    assert segment["state_bytes"]["bfloat16"] == 77_268_096
+    assert 2 * shown(capsys, "qwen3-next-80b-a3b", "--tp", "2")["segment"]["state_bytes"]["int8"] == 40_699_008
+    assert shown(capsys, "llama-3.1-8b")["segment"] is None
+    assert cli.main(["spec", "qwen3-next-80b-a3b", "llama-3.1-8b"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("segment")]
+    assert line.split(" ", 3)[3].strip() == (
+        "24.0 MiB of KV, and states of 73.7 MiB in bfloat16, 38.8 MiB in int8, 145.7 MiB in float32"
+    )
+
+
 def test_the_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["spec", "qwen3.5-35b-a3b", "--memory-gb", "40"]) == 0
     text = capsys.readouterr().out

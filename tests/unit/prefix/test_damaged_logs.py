@@ -47,6 +47,7 @@ def whole_log(policy: str) -> list[Any]:
         for n in range(12):
             prompt = np.concatenate((shared, words(20)))
             arrival = decisions.arrive(str(n), prompt, float(n), 0, 0, f"tenant {n % 2}", (20,))
+            decisions.marked(arrival, [(5, 20, b"one"), (20, 50, b"other")])
             for pool in PoolKind:
                 mark = decisions.mark(arrival, 20, float(n))
                 row = (n, 20, 0, 0, 20, 1, 0, mark.last_s, mark.touch, mark.hits, False, mark.reuse_class)
@@ -183,6 +184,12 @@ DAMAGES = {
     "a boundary outside": (put("arrive", 7, [61]), r"boundaries lie in the 60 tokens of the request: \[61\]"),
     "an unknown request": (put("finish", 1, "nobody"), "a request arrives before anything .*: 'nobody'"),
     "a state outside": (put("saved", 2, [61]), r"states lie in the 60 tokens of the request: \[61\]"),
+    "a segment outside": (put("segments", 2, [[5, 20, 1], [20, 61, 2]]), r"segments lie one .* the 60 tokens .* 61, 2"),
+    "segments that overlap": (put("segments", 2, [[5, 20, 1], [19, 30, 2]]), "segments lie one behind the other"),
+    "an empty segment": (put("segments", 2, [[5, 5, 1]]), r"segments must be a list of starts, .*: \[\[5, 5, 1\]\]"),
+    "a segment without a name": (put("segments", 2, [[5, 6]]), r"segments must be a list of starts, .*: \[\[5, 6\]\]"),
+    "true for a name": (put("segments", 2, [[5, 6, True]]), "segments must be a list of starts"),
+    "segments of nobody": (put("segments", 1, "nobody"), "a request arrives before anything .*: 'nobody'"),
     "a number too many": (lambda lines: lines[1].append(1) or 2, "'seed' is followed by 3 values"),
     "negative costs": (lambda lines: lines[0][1].update(flops_per_token=-1) or 1, "flops_per_token must be .*: -1"),
     "a lost setting": (lambda lines: lines[0][1].pop("policy") and 1, "the settings of the .* lack one: 'policy'"),

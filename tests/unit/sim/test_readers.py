@@ -285,3 +285,57 @@ def test_the_fallback_tokenizer_is_prefix_stable_and_fixed() -> None:
     text = "The quick brown fox, jumping; über den Zaun 日本語"
     assert tokenize(text + " and more").tolist()[: len(tokenize(text))] == tokenize(text).tolist()
     assert tokenize("ab c").tolist() == [511920237, 15075007]
+
+
+def test_segments_of_sglang_rows(tmp_path: Path) -> None:
+    marked = {"sampling_params": {"custom_params": {"segments": [[0, 2], [2, 5]]}}}
+    row = {"ts": 0.0, "input_ids": list(range(10)), "output_ids": [1], **marked}
+    other = {**row, "extra_key": "tenant"}
+    a, b, c = read_trace(write(tmp_path / "t.jsonl", row, other, {**other, "ts": 1.0})).requests
+    assert a.segments == ((0, 2, -1), (2, 5, -1))
+    assert [each[:2] for each in b.segments] == [(0, 2), (2, 5)]
+    assert b.segments == c.segments, "a tenant has them for itself"
+    assert b.segments[0].name != b.segments[1].name
+    assert b.segments[0].name >= 0
+    for segments, message in (
+        ([[0, 2], [1, 5]], "must not overlap"),
+        ([[0, 11]], "lie in the 10 tokens"),
+        ([[0]], "pairs of token positions"),
+        ("0-2", "segments must be a list"),
+    ):
+        bad = {**row, "sampling_params": {"custom_params": {"segments": segments}}}
+        with pytest.raises(TraceError, match=message) as caught:
+            read_trace(write(tmp_path / "t.jsonl", row, bad))
+        assert str(caught.value).startswith("t.jsonl:2: ")
+    text = {"ts": 0.0, "text": "hello there", **marked}
+    trace = read_trace(write(tmp_path / "t.jsonl", text), "sglang-jsonl")
+    assert trace.requests[0].segments == ()
+    assert any("segments count real tokens" in note for note in trace.notes)
+
+
+def test_segments_of_chats(tmp_path: Path) -> None:
+    def part(text: str, marked: bool = True) -> dict[str, str]:
+        return {"type": "text", "text": text} | ({"cache": "segment"} if marked else {})
+
+    parts = [part("Use ", False), part("these:", False), part("a document"), part("another one"), part(" What?", False)]
+    messages: list[dict[str, Any]] = [
+        {"role": "tool", "content": "a result", "cache": "segment"},
+        {"role": "user", "content": parts},
+    ]
+    plain = [{"role": m["role"], "content": m["content"]} for m in messages]
+    plain[1]["content"] = [part(each["text"], False) for each in parts]
+    first, second = read_trace(
+        write(tmp_path / "t.jsonl", {"ts": 0, "messages": messages}, {"ts": 1, "messages": plain})
+    ).requests
+    texts = [first.tokens[start:end].tolist() for start, end, _ in first.segments]
+    assert texts == [tokenize(text).tolist() for text in ("a result", "a document", "another one")]
+    assert first.segments[1].end == first.segments[2].start
+    assert second.segments == ()
+    assert first.tokens[: first.segments[1].start].tolist() == second.tokens[: first.segments[1].start].tolist()
+    answered = [*messages, {"role": "assistant", "content": "so"}, {"role": "user", "content": [part("more")]},
+                {"role": "assistant", "content": "yes"}]  # fmt: skip
+    turns = read_trace(write(tmp_path / "t.jsonl", {"messages": answered})).requests
+    assert [len(turn.segments) for turn in turns] == [3, 4]
+    assert turns[1].segments[:3] == turns[0].segments
+    bad = {"role": "user", "content": [{"type": "text", "text": "", "cache": "segment"}]}
+    assert read_trace(write(tmp_path / "t.jsonl", {"messages": [bad]})).requests[0].segments == ()

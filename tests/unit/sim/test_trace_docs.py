@@ -14,8 +14,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "traces.md").read_text(encoding="ut
 _PART = re.compile(r"^## `(?P<format>[\w-]+)`|^```(?P<file>\S+)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 REQUESTS = {
-    "server.log": 2, "rows.jsonl": 2, "requests.log": 1, "messages.jsonl": 2, "batch.jsonl": 1, "sharegpt.json": 1,
-    "marconi.jsonl": 1, "mooncake.jsonl": 2, "azure.csv": 2,
+    "server.log": 2, "rows.jsonl": 2, "requests.log": 1, "messages.jsonl": 2, "segments.jsonl": 1, "batch.jsonl": 1,
+    "sharegpt.json": 1, "marconi.jsonl": 1, "mooncake.jsonl": 2, "azure.csv": 2,
 }  # fmt: skip
 
 
@@ -53,6 +53,9 @@ def test_what_the_page_says_of_its_examples(tmp_path: Path) -> None:
     assert (first.boundaries, second.ts - first.ts) == ((2,), 2.25)
     (log,) = read_trace(tmp_path / "requests.log").requests
     assert (log.boundaries, log.n_input, log.n_output) == ((3,), 5, 2)
+    assert [each[:2] for each in log.segments] == [(1, 4)]
+    (marking,) = read_trace(tmp_path / "segments.jsonl").requests
+    assert len(marking.segments) == 1
     (shared,) = read_trace(tmp_path / "sharegpt.json").requests
     assert shared.n_output == 3  # its first answer
     a, b = read_trace(tmp_path / "mooncake.jsonl").requests

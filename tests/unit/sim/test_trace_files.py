@@ -12,6 +12,7 @@ import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hybrid.core.spec import preset
+from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.prefix.request_log import VERSION, RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.sim.readers import azure, read_trace
@@ -141,6 +142,39 @@ def test_a_request_log_that_is_cut_damaged_or_old(tmp_path: Path) -> None:
     path.write_bytes(b"[4" + content[2:])
     with pytest.raises(TraceError, match=f"version {VERSION}"):
         read_trace(path)
+
+
+def test_segments_of_a_request_log_have_names(tmp_path: Path) -> None:
+    """Tokens are hashes of all before them: that segments are equal at other places is told by their names."""
+    named = []
+    for file in ("a.log", "b.log"):
+        log = RequestLog(tmp_path / file, 1 << 20)
+        decisions = RecordedDecisions(log, preset("marconi-7b"), "forecast", grid=1)
+        for number, marked in enumerate(([(2, 8, b"A"), (8, 20, b"B")], [(0, 6, b"A")], [])):
+            request = decisions.arrive(f"r{number}", np.arange(20, dtype=np.int32), float(number), 0, 0)
+            if marked:
+                decisions.marked(request, marked)
+            cut = 7 if number == 0 and file == "b.log" else 20  # aborted within its prompt
+            decisions.finish(request, np.arange(cut, dtype=np.int32), number + 0.5, 0)
+            decisions.computed(request.id)
+        log.close()
+        named.append([r.segments for r in read_trace(tmp_path / file).requests])
+    (both, again, none), (cut, _, _) = named
+    assert [each[:2] for each in both] == [(2, 8), (8, 20)]
+    assert (both[0].name, again[0][:2], none) == (again[0].name, (0, 6), ())
+    assert both[0].name != both[1].name
+    assert cut == ()
+    assert named[1][1][0].name != again[0].name, "every log has a secret of its own"
+    replayed = replay(tmp_path / "a.log")
+    assert (replayed.requests, replayed.differences, replayed.complete) == (3, [], True)
+
+
+def test_a_log_of_the_version_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "requests.log"
+    server_log(path)
+    path.write_bytes(b"[7" + path.read_bytes()[2:])
+    assert [r.segments for r in read_trace(path).requests] == [()] * 4
+    assert replay(path).requests == 4
 
 
 def test_a_retracted_request_is_one_and_an_id_may_come_again(tmp_path: Path) -> None:

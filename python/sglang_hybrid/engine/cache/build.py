@@ -19,6 +19,7 @@ from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.engine.pools import build as elastic
+from sglang_hybrid.engine.segments import build as segments
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
@@ -116,8 +117,9 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     )
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
     ends = frozenset(ctx.model_config.hf_eos_token_id or ())
+    composer = segments.build(ctx, config, spec, parts.now, account.event) if config.segments == "on" else None
     return CacheCoordinator(
-        parts, memory, Rules(grid=grid, prefill=prefill, admits=admits, scores=scores, message_end_ids=ends)
+        parts, memory, Rules(grid=grid, prefill=prefill, admits=admits, scores=scores, message_end_ids=ends), composer
     )
 
 

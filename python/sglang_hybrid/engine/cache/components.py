@@ -175,6 +175,8 @@ class HybridMamba(_Ordered, MambaComponent):
         insert_params.hybrid = plan = Insertion(record)
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+            if record.pending:
+                length = 0  # it ends where its states are not: before an interior that its next pass would jump over
             coordinator.finish(req, record, token_ids_len, max(length or 0, coordinator.cached_tokens(record)))
             plan.mark = None if record.request is None else record.request.tip
             return length
@@ -184,7 +186,7 @@ class HybridMamba(_Ordered, MambaComponent):
         plan.whole = not chunked
         if not chunked:
             coordinator.decisions.computed(req.rid)
-        takes_end = not coordinator.admits or self._takes_end(chunked, bool(taken))
+        takes_end = not record.pending and (not coordinator.admits or self._takes_end(chunked, bool(taken)))
         if takes_end and coordinator.memory.ensure_states(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:

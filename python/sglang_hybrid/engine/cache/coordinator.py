@@ -16,11 +16,14 @@ from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.victims import end_tokens
+from sglang_hybrid.engine.segments.composer import Composer
+from sglang_hybrid.engine.segments.marked import marks as marks_segments
 from sglang_hybrid.prefix.admission import places
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.segment.passes import Pass
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class Rules:
 class CacheCoordinator:
     """Shared by the two components of one cache: `memory` says what can be had, `parts` are what both work on."""
 
-    def __init__(self, parts: Parts, memory: Memory, rules: Rules) -> None:
+    def __init__(self, parts: Parts, memory: Memory, rules: Rules, composer: Composer | None = None) -> None:
         self.cache = parts.cache
         self.decisions = parts.decisions
         self.victims = parts.victims
@@ -53,6 +56,7 @@ class CacheCoordinator:
         self.account = parts.account
         self.tier = parts.tier
         self.events = parts.events
+        self.composer = composer
         self.now = parts.now
         self.memory = memory
         self.grid = rules.grid
@@ -69,6 +73,9 @@ class CacheCoordinator:
             return
         if self.tier is not None:
             self.tier.back_up()
+        if self.composer is not None:
+            for req in batch.reqs:
+                self.composer.commit(req)
         for req, start, length in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
             record = tracked(req)
             record.start = start
@@ -87,7 +94,8 @@ class CacheCoordinator:
             if self._root is not None:
                 self.decisions.flushed()
             self._root = core.root_node
-        record.prompt = tokens = requests.ids(req.origin_input_ids)
+        ids = req.origin_input_ids if self.composer is None else self.composer.keyed(record, req.origin_input_ids)
+        record.prompt = tokens = requests.ids(ids)
         record.request = request = self.decisions.arrive(
             req.rid,
             tokens,
@@ -99,8 +107,13 @@ class CacheCoordinator:
             0 if requests.streams(req) else requests.limit(req),  # a session's own KV is in no cache
             self._hints(req),
         )
+        if record.segments:
+            self.decisions.marked(request, [(*each.range, each.key) for each in record.segments.segments])
         self._use(record, request)
-        record.misses = attribute(request, self.grid, max(self.grid, self.step), requests.limit(req))
+        marked = record.segments.behind(start) if record.segments else ()
+        record.misses = attribute(request, self.grid, max(self.grid, self.step), requests.limit(req), marked)
+        if record.segments and self.composer is not None:
+            record.misses |= record.segments.misses(start, self.composer.index)
         self.account.request(len(tokens), start, record.misses, self.now())
 
     def _boundaries(self, req: Any, tokens: np.ndarray) -> tuple[int, ...]:
@@ -114,6 +127,8 @@ class CacheCoordinator:
         given = getattr(req.sampling_params, "custom_params", None)
         if given is None:
             return found
+        if self.composer is None and marks_segments(given):
+            self.account.event("segments_ignored")
         if lost := lost_breakpoints(given):
             self.account.event("breakpoints_lost", lost)
         try:
@@ -164,6 +179,9 @@ class CacheCoordinator:
 
     def _reserve(self, record: Tracked, start: int, end: int, last: bool) -> None:
         assert record.request is not None
+        if record.composed is not None:
+            self._reserve_composed(record, record.composed, last)
+            return
         wanted_at = places(record.request.positions, start, end, self.grid, self.step)
         if last and self.cache.enable_mamba_extra_buffer:
             wanted_at.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
@@ -176,6 +194,21 @@ class CacheCoordinator:
                 mark = record.request.marks.get(wanted)
                 if mark is not None:
                     mark.refused = True
+
+    def _reserve_composed(self, record: Tracked, made: Pass, last: bool) -> None:
+        """Find slots for the checkpoints of a composed pass: its rows can save a state at any place they run."""
+        assert record.request is not None
+        assert self.composer is not None
+        page, window = self.composer.served.page_size, self.composer.seams.window
+        wanted = [*record.request.positions, *([record.request.prompt_tokens] if last else ())]
+        found = {made.saved_at(at, page, window): at for at in wanted if at > made.start}
+        found.pop(0, None)
+        if made.end in found and not self.cache.enable_mamba_extra_buffer:
+            del found[made.end]  # SGLang saves that one by itself
+        places_ = self._afford(record.request, found)
+        for at, position in sorted(found.items(), reverse=True):
+            if at not in places_ or not self.slots.reserve(record, at, position):
+                self.account.event("refused")
 
     def _afford(self, request: Request, wanted_at: dict[int, int]) -> set[int]:
         """The places of `wanted_at` whose states are worth a slot."""
@@ -254,6 +287,8 @@ class CacheCoordinator:
 
     def ended(self, req: Any, record: Tracked) -> None:
         """`req` gives its memory back. If it was aborted, what its last pass computed is not cached."""
+        if self.composer is not None:
+            self.composer.ended(record)
         if req.finished():
             self.finish(req, record, record.start, record.start)
         self.decisions.computed(req.rid)

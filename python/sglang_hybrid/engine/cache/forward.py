@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -77,9 +78,12 @@ def carry(_: Any, __: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     _pending = None
     if not batch.forward_mode.is_extend() or batch.forward_mode.is_mixed():
         return
-    rows = [(row, c) for row, req in enumerate(batch.reqs) for c in tracked(req).planned if c.slot is not None]
+    # Composed requests save their states themselves; what reaches SGLang's backends are the others.
+    plain = [row for row, req in enumerate(batch.reqs) if tracked(req).composed is None]
+    planned = [tracked(batch.reqs[row]).planned for row in plain]
+    rows = [(row, c) for row, checkpoints in enumerate(planned) for c in checkpoints if c.slot is not None]
     if rows:
-        _pending = _Pending(rows, list(batch.prefix_lens), list(batch.extend_lens))
+        _pending = _Pending(rows, [batch.prefix_lens[row] for row in plain], [batch.extend_lens[row] for row in plain])
 
 
 def extend(_: Any, backend: Any, forward_batch: Any) -> None:
@@ -139,8 +143,18 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
         row.checkpoint.written = True
 
 
+def mix(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of Mamba2AttnBackend.forward."""
+    run = partial(with_mask, original)
+    return run(backend, *args, **kwargs) if mixing is None else mixing(run, backend, *args, **kwargs)
+
+
+mixing: Any = None
+"""Runs the layer for composed requests, and SGLang's for the others; None without segments."""
+
+
 def with_mask(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of Mamba2AttnBackend.forward: it copies states only if its batch has a mask of tracked requests.
+    """Run Mamba2AttnBackend.forward: it copies states only if its batch has a mask of tracked requests.
 
     Without the extra buffer no batch has one, least of all the one that a CUDA graph keeps; nobody reads what is in it.
     """

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import tracked
+from sglang_hybrid.engine.segments import schedule
 
 _allocators: WeakSet[Any] = WeakSet()
 """SGLang's allocators of state slots whose cache is ours."""
@@ -41,7 +42,10 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     result, memory = AddReqResult.NO_TOKEN, coordinator.memory
     if memory.room_for(adder, req):
         with memory.restoring(req, int(adder.page_size)):
-            result = original(adder, req, *args, **kwargs)
+            if coordinator.composer is not None and coordinator.composer.prompt(req) is not None:
+                result = schedule.admit(coordinator.composer, original, adder, req, *args, **kwargs)
+            else:
+                result = original(adder, req, *args, **kwargs)
     else:
         memory.let_go(req)
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
@@ -66,7 +70,8 @@ def nobody_runs(adder: Any) -> bool:
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:
     """Add why tokens missed to what a response says of the cache: `miss_<reason>`, in tokens.
 
-    `written` are the tokens of the prompt behind those it skipped, up to the last checkpoint it has saved so far.
+    `written` are the tokens of the prompt behind those it skipped, up to the last checkpoint it has saved so far, and
+    `segment_tokens` those that reused segments stand for.
     """
     record = tracked(req)
     if record.told is not None:
@@ -75,4 +80,6 @@ def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] |
         return result
     written = min(record.saved_tokens, record.request.prompt_tokens) - record.request.cached_tokens
     said = {f"miss_{reason}": count for reason, count in record.misses.items()}
+    if record.segments:
+        said["segment_tokens"] = record.segments.reused_tokens
     return {**(result or {"device": 0, "host": 0}), **said, "written": max(0, written)}

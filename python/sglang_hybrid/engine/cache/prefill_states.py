@@ -43,8 +43,7 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     settings = compat.resolved(server_args)
     if getattr(settings, "speculative_algorithm", None):
         return PrefillStates(0, "a prefill that drafts as well", "no --speculative-algorithm")
-    graphs = getattr(settings, "cuda_graph_config", None)
-    if getattr(getattr(graphs, "prefill", None), "backend", None) == "full":  # the index sets are those of the capture
+    if is_one_graph(settings):  # the index sets are those of the capture
         return PrefillStates(0, "a prefill that is one CUDA graph", "--cuda-graph-backend-prefill breakable")
     backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
     kind = type(backend).__name__
@@ -70,6 +69,12 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     if inside:
         return PrefillStates(1, f"{source}, and our kernel inside a chunk")
     return PrefillStates(chunk_tokens(backend), source)
+
+
+def is_one_graph(settings: Any) -> bool:
+    """Whether a prefill is one CUDA graph, by SGLang's final `settings`."""
+    graphs = getattr(settings, "cuda_graph_config", None)
+    return getattr(getattr(graphs, "prefill", None), "backend", None) == "full"
 
 
 def chunk_tokens(backend: Any) -> int:

@@ -33,6 +33,26 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             params.tree_core_backend = TREE_CORE
         super().__init__(params)
 
+    def match_prefix(self, params: Any) -> Any:
+        """The longest cached prefix; of a prompt that marks segments, along the cheapest way to compose it."""
+        composer = self.coordinator.composer
+        if composer is None or params.req is None:
+            return super().match_prefix(params)
+        return composer.match(params, super().match_prefix)
+
+    def insert(self, params: Any) -> Any:
+        """Insert what a request computed; a composed prompt under its own key."""
+        plan, composer = getattr(params, "hybrid", None), self.coordinator.composer
+        if composer is not None and plan is not None:
+            composer.rekey(plan.record, params)
+        return super().insert(params)
+
+    def reset(self) -> None:
+        """Empty the cache, and forget segments with it: the weights they were computed with may have changed."""
+        super().reset()
+        if self.coordinator.composer is not None:
+            self.coordinator.composer.clear()
+
     def take_events(self) -> Any:
         """What happened since the last call, for readers of KV events."""
         if self.coordinator.events is not None:

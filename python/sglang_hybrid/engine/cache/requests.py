@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.segment.passes import Pass
+from sglang_hybrid.segment.prompt import SegmentedPrompt
 
 _ATTRIBUTE = "sglang_hybrid"
 
@@ -31,7 +33,8 @@ class Tracked:
     the `request` as the decisions see it from its first pass on, why tokens missed, and how deep it saved a state.
 
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `told` is what the server
-    that prefilled it says of the cache (`pairs/misses.py`).
+    that prefilled it says of the cache (`pairs/misses.py`). `segments` are those it marks (None: not read yet, False:
+    none), `composed` its last pass, if that reused or made any.
     """
 
     known_tokens: int = 0
@@ -45,6 +48,13 @@ class Tracked:
     saved_tokens: int = 0
     tip_node: Any = None
     finished: bool = False
+    segments: SegmentedPrompt | Literal[False] | None = None
+    composed: Pass | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the states of the request are those before an interior that its KV reaches into."""
+        return self.composed is not None and self.composed.pending is not None
 
 
 @dataclass

@@ -73,3 +73,36 @@ def extend(
                 output[begin + at : begin + end] = found[0].transpose(0, 1)
         begin += new
     return output
+
+
+def rows(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    bounds: list[tuple[int, int, int, int]],
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of rows of tokens at the ends of stretches of a text: [tokens, heads, V].
+
+    query: [tokens, heads, head size]; the row (first, last, begin, end) are tokens [first, last), and the last of what
+    lies in slots[begin:end]. Rows of one text follow upon each other; the longest stretch of each is gathered once.
+    """
+    output = query.new_empty(*query.shape[:2], v_cache.shape[-1])
+    ends = {begin: max(end for _, _, other, end in bounds if other == begin) for _, _, begin, _ in bounds}
+    held: tuple[int, torch.Tensor, torch.Tensor] | None = None
+    for first, last, begin, end in bounds:
+        if held is None or held[0] != begin:
+            some = slots[begin : ends[begin]]
+            held = (begin, *(cache[some].transpose(0, 1)[None] for cache in (k_cache, v_cache)))
+        grouped = query.shape[1] != k_cache.shape[1]
+        for at in range(first, last, ROWS):
+            to = min(at + ROWS, last)
+            seen = end - begin - (last - to)
+            mask = torch.ones(to - at, seen, dtype=torch.bool).tril_(seen - (to - at))
+            found = scaled_dot_product_attention(
+                query[at:to].transpose(0, 1)[None], held[1][:, :, :seen], held[2][:, :, :seen],
+                attn_mask=mask, scale=scale, enable_gqa=grouped,
+            )  # fmt: skip
+            output[at:to] = found[0].transpose(0, 1)
+    return output

@@ -15,6 +15,7 @@
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
+| `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
 `ids.py`, `grammars.py` and `idle.py` act in the scheduler. `hooks.py` registers all of it, `limits.py` holds the
 bounds; docs/security.md lists them.

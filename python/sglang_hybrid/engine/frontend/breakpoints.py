@@ -43,12 +43,12 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
     if not isinstance(body, dict):
         return []
     found = []
-    for path, piece in _pieces(body):
+    for path, piece in pieces(body):
         if _mark(path, piece, anthropic):
             if piece.get("text") == "" or (piece.get("content") == "" and not piece.get("tool_calls")):
-                raise ConfigError(f"{_dotted(path)}: empty content cannot be marked; mark the piece before it")
+                raise ConfigError(f"{dotted(path)}: empty content cannot be marked; mark the piece before it")
             if str(piece.get("type", "")).endswith("thinking"):
-                raise ConfigError(f"{_dotted(path)}: thinking cannot be marked; mark the piece behind it")
+                raise ConfigError(f"{dotted(path)}: thinking cannot be marked; mark the piece behind it")
             found.append(path)
     if _mark((), body, anthropic) and (last := _last(body)) is not None and last not in found:
         found.append(last)
@@ -60,8 +60,8 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
 
 def lifetimes(body: dict[str, Any], paths: list[Path]) -> list[Any]:
     """The `ttl` of every mark that has one."""
-    pieces = dict(_pieces(body))
-    found = [pieces[path].get(CONTROL) for path in paths if path in pieces] + [body.get(CONTROL)]
+    known = dict(pieces(body))
+    found = [known[path].get(CONTROL) for path in paths if path in known] + [body.get(CONTROL)]
     return [control["ttl"] for control in found if isinstance(control, dict) and control.get("ttl") is not None]
 
 
@@ -73,21 +73,22 @@ def variants(body: dict[str, Any], path: Path) -> list[dict[str, Any]]:
         if at + 1 < len(tools):  # what the beginning of any other tool has in common does not count
             made.append({**body, "tools": tools[: at + 1]})
         return made
-    other = _longer(_get(body, path))
-    return [] if other is None else [_put(body, path, other)]
+    other = _longer(get(body, path))
+    return [] if other is None else [put(body, path, other)]
 
 
-def _pieces(body: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def pieces(body: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every part of a body that can be marked."""
     for key in ("tools", "system", *_CONVERSATIONS):
         for at, piece in _dicts(body.get(key)):
             nested = piece.get("function") if key == "tools" else None
             if isinstance(nested, dict) and nested.get(CONTROL) is not None and piece.get(CONTROL) is None:
                 piece = {**piece, CONTROL: nested[CONTROL]}
-            for below, part in _dicts(piece.get("content")) if key in _CONVERSATIONS else ():
-                yield (key, at, "content", below), part
-                for deepest, inner in _dicts(part.get("content")):  # of a tool's result
-                    yield (key, at, "content", below, "content", deepest), inner
+            for field in ("content", "output") if key in _CONVERSATIONS else ():
+                for below, part in _dicts(piece.get(field)):
+                    yield (key, at, field, below), part
+                    for deepest, inner in _dicts(part.get("content")):  # of a tool's result
+                        yield (key, at, field, below, "content", deepest), inner
             yield (key, at), piece
 
 
@@ -109,7 +110,7 @@ def _mark(path: Path, piece: dict[str, Any], anthropic: bool) -> bool:
 
 
 def _check(path: Path, name: str, mark: Any, key: str, known: Sequence[str], required: bool = False) -> None:
-    field = _dotted((*path, name))
+    field = dotted((*path, name))
     if not isinstance(mark, dict):
         raise ConfigError(f"{field} is an object: {shown(mark)}")
     if (mark.get(key) is not None or required) and mark.get(key) not in known:
@@ -118,7 +119,7 @@ def _check(path: Path, name: str, mark: Any, key: str, known: Sequence[str], req
 
 def _last(body: dict[str, Any]) -> Path | None:
     """The last piece of the messages: what a mark of the whole request stands on."""
-    paths = [path for path, piece in _pieces(body) if path[0] in _CONVERSATIONS and _longer(piece) is not None]
+    paths = [path for path, piece in pieces(body) if path[0] in _CONVERSATIONS and _longer(piece) is not None]
     return max(paths, key=lambda path: (path[1], len(path) > 2, path), default=None)
 
 
@@ -159,22 +160,22 @@ def _renamed(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, **named}
 
 
-def _get(body: Any, path: Path) -> Any:
+def get(body: Any, path: Path) -> Any:
     for key in path:
         body = body[key]
     return body
 
 
-def _put(body: Any, path: Path, piece: Any) -> Any:
+def put(body: Any, path: Path, piece: Any) -> Any:
     """`body` with another `piece` at `path`; what the two have in common is not copied."""
     if not path:
         return piece
     made = body.copy()
-    made[path[0]] = _put(body[path[0]], path[1:], piece)
+    made[path[0]] = put(body[path[0]], path[1:], piece)
     return made
 
 
-def _dotted(path: Path) -> str:
+def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 

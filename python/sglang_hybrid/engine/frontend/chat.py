@@ -1,12 +1,13 @@
-"""Chat requests with cache breakpoints and hints: a mark becomes a boundary at the token where its content ends.
+"""Chat requests with cache breakpoints, segments and hints: a mark becomes a boundary at the token where its content
+ends, a segment the tokens of its content.
 
-The prompt is rendered once more for each mark, by SGLang's own code, with something else behind the marked content
-(`breakpoints`); what both prompts begin with ends there. Requests without marks pass untouched.
+The prompt is rendered once more for each breakpoint, by SGLang's own code, with something else behind the marked
+content (`breakpoints`); what both prompts begin with ends there. For segments see `segments`. Requests without marks
+pass untouched.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from sglang_hybrid.engine.cache import boundaries, hints
 from sglang_hybrid.engine.frontend import breakpoints
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
 from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
+from sglang_hybrid.engine.frontend.rendering import rendered
+from sglang_hybrid.engine.frontend.segments import chats, documents
+from sglang_hybrid.engine.frontend.segments.chats import Marks, Placing
+from sglang_hybrid.engine.segments import marked as segment_params
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 
 logger = logging.getLogger(__name__)
@@ -30,12 +35,16 @@ _WORDS = tuple([name.encode() for name in _NAMES])
 
 @dataclass(frozen=True)
 class _Asked:
-    """A body with marks or hints, and how SGLang makes a chat request of a body; `params` are what they became."""
+    """A body with marks or hints, and how SGLang makes a chat request of a body; `params` are what they became.
+
+    `paths` are breakpoints.
+    """
 
     body: dict[str, Any]
     paths: list[Path]
     convert: Callable[[dict[str, Any]], Any]
     hints: Hints = NO_HINTS
+    segments: Marks = field(default_factory=Marks)
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,7 +93,7 @@ def sample(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
 def _body(raw_request: Any) -> Any:
     """The JSON of a request that may have marks or hints, None else; it was read already, so nothing is waited for."""
     raw = getattr(raw_request, "_body", b"")
-    return json.loads(raw) if any(word in raw for word in _WORDS) else None
+    return json.loads(raw) if any(word in raw for word in (*_WORDS, *chats.words())) else None
 
 
 async def _answer(
@@ -95,13 +104,17 @@ async def _answer(
     anthropic: bool = False,
 ) -> Any:
     """What `handle` answers to `raw_request`, whose marks `process` places meanwhile; bad words are refused."""
-    body = _body(raw_request)
+    body, leads = _body(raw_request), {}
     try:
+        if anthropic:
+            body, leads = documents.as_text(body)
         paths = marked(body, anthropic)
         said = body_hints(body, lifetimes(body, paths) if paths else [], anthropic)
+        segments = chats.asked(body, leads)
     except ConfigError as error:
         return refuse(message=str(error))
-    token = _asked.set(_Asked(body, paths, convert, said) if paths or said != NO_HINTS else None)
+    something = paths or segments or said != NO_HINTS
+    token = _asked.set(_Asked(body, paths, convert, said, segments) if something else None)
     try:
         return await handle(raw_request)
     finally:
@@ -109,15 +122,15 @@ async def _answer(
 
 
 def process(original: Callable[..., Any], serving: Any, request: Any, is_multimodal: bool) -> Any:
-    """Around SGLang's rendering of a chat request: its marks and hints become `custom_params`."""
+    """Around SGLang's rendering of a chat request: its breakpoints, segments and hints become `custom_params`."""
     asked = _asked.get()
     before = None if asked is None else request.model_copy()
     result = original(serving, request, is_multimodal)
     if asked is None or before is None:
         return result
     media = result.image_data or result.video_data or result.audio_data  # their tokens are not known yet
-    placed = asked.paths and not media and request.input_ids is None
-    found = _positions(asked, original, serving, before, result) if placed else []
+    rendered_here = not media and request.input_ids is None
+    found = _positions(asked, original, serving, before, result) if asked.paths and rendered_here else []
     lost = len(asked.paths) - len(found)
     params = dict(request.custom_params or {})
     if found:
@@ -126,11 +139,26 @@ def process(original: Callable[..., Any], serving: Any, request: Any, is_multimo
     if lost:
         logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
         params[boundaries.LOST] = lost
+    if asked.segments:
+        placing = Placing(original, serving, before, result, asked.convert) if rendered_here else None
+        _mark_segments(asked, placing, is_multimodal, params)
     if asked.hints != NO_HINTS:
         params.setdefault(hints.KEY, hints.written(asked.hints))
     asked.params.update(params)
     request.custom_params = params
     return result
+
+
+def _mark_segments(asked: _Asked, placing: Placing | None, is_multimodal: bool, params: dict[str, Any]) -> None:
+    """Put what the marked segments became into `params`; `placing` is None where nothing of them is rendered."""
+    lost, found = len(asked.segments.paths) + asked.segments.beyond, []
+    if placing is not None:
+        found, lost = placing.place(asked.body, asked.segments, is_multimodal)
+    if found:
+        params[segment_params.KEY] = chats.joined(params.get(segment_params.KEY) or [], found)
+    if lost:
+        logger.warning("%d of %d marked segments became plain text", lost, len(asked.segments.paths))
+        params[segment_params.LOST] = lost
 
 
 def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, request: Any, result: Any) -> list[int]:
@@ -141,14 +169,14 @@ def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, reques
         ids = tokenizer.encode(ids)
     if len(ids) > serving.tokenizer_manager.context_len:
         return []  # it will be refused: no more work for it
-    real = _rendered(original, serving, request)
+    real = rendered(original, serving, request)
     found = []
     for path in asked.paths:
         ends = []
         for body in variants(asked.body, path):
             try:
                 chat = asked.convert(body)
-                other = _rendered(
+                other = rendered(
                     original, serving, request.model_copy(update={"messages": chat.messages, "tools": chat.tools})
                 )
             except Exception as error:  # no mark is worth a request
@@ -164,51 +192,3 @@ def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, reques
         if at > 0:
             found.append(at)
     return found
-
-
-class _Text:
-    """Stands for a tokenizer: a chat template's text is kept instead of being encoded, everything else is as it is."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.text: str | None = None
-        self.options: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._tokenizer.apply_chat_template(*args, **kwargs)
-        self.text = found if isinstance(found, str) else None
-        return found
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        if text is self.text:
-            self.options = options
-            return []
-        return list(self._tokenizer.encode(text, **options))
-
-
-class _Manager:
-    """Stands for SGLang's tokenizer manager, with another tokenizer."""
-
-    def __init__(self, manager: Any, tokenizer: _Text) -> None:
-        self._manager, self.tokenizer = manager, tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-
-@dataclass(frozen=True)
-class _Rendered:
-    """A prompt as text, with the options it is encoded with, or as tokens where SGLang has no text of it."""
-
-    prompt: str | list[int]
-    options: dict[str, Any]
-
-
-def _rendered(original: Callable[..., Any], serving: Any, request: Any) -> _Rendered:
-    view, text = copy.copy(serving), _Text(serving.tokenizer_manager.tokenizer)
-    view.tokenizer_manager = _Manager(serving.tokenizer_manager, text)
-    result = original(view, request.model_copy(), False)
-    return _Rendered(result.prompt_ids if text.text is None else text.text, text.options)

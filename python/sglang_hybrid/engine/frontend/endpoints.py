@@ -10,9 +10,11 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.segments import documents
 
 _MISSHAPEN = (AttributeError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
 _LARGEST_ID = 2**32 - 1
+_WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
 _unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("unrendered", default=None)
 """While tokens are counted: what the chat template had against the messages."""
@@ -21,14 +23,26 @@ logger = logging.getLogger(__name__)
 
 
 async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A body of another shape than the validators of SGLang's request models expect: null, a list, a number within."""
+    """A body of another shape than the validators of SGLang's request models expect: null, a list, a number within.
+
+    Documents in a body for Anthropic's endpoints become text before SGLang refuses them.
+    """
     from fastapi.exceptions import RequestValidationError
 
     try:
+        if _is_anthropic(kwargs.get("body_fields")):
+            kwargs["received_body"], _ = documents.as_text(kwargs["received_body"])
         return await original(*args, **kwargs)
+    except ConfigError as error:
+        raise RequestValidationError([{"type": "value_error", "loc": ("body",), "msg": str(error)}]) from error
     except _MISSHAPEN as error:
         problem = {"type": "value_error", "loc": ("body",), "msg": f"the body has another shape: {error}"}
         raise RequestValidationError([problem]) from error
+
+
+def _is_anthropic(fields: Any) -> bool:
+    models = [getattr(getattr(field, "field_info", None), "annotation", None) for field in fields or ()]
+    return any(getattr(model, "__name__", "") in _WITH_DOCUMENTS for model in models)
 
 
 async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_name
+from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.routing.index import block_hashes
 
 KEY = "request"
@@ -41,7 +42,7 @@ def _ids(serving: Any, endpoint: str, body: dict[str, Any], state: Any) -> list[
     if endpoint in ("/v1/completions", "/generate"):
         if not isinstance(prompt, str):
             raise ConfigError(f"the prompt of one sequence is a text: {str(prompt)[:80]!r}")
-        return list(tokenizer.encode(prompt))
+        return prompts.prompt(tokenizer, prompt)
     if endpoint not in _CHATS:
         raise ConfigError(f"no prompt is known of requests to this endpoint: {endpoint}")
     try:
@@ -69,7 +70,8 @@ def _openai(body: dict[str, Any], state: Any) -> Any:
 def _anthropic(body: dict[str, Any], state: Any) -> Any:
     from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 
-    return state.anthropic_serving._convert_to_chat_completion_request(AnthropicMessagesRequest.model_validate(body))
+    request = AnthropicMessagesRequest.model_validate(documents.as_text(body)[0])
+    return state.anthropic_serving._convert_to_chat_completion_request(request)
 
 
 def _responses(body: dict[str, Any], state: Any) -> Any:

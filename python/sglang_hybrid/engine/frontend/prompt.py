@@ -9,6 +9,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache.boundaries import named
 from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, shown
+from sglang_hybrid.engine.frontend.settings import settings
+from sglang_hybrid.engine.segments import marked
 
 _DEFAULT_NEW_TOKENS = 128
 """SGLang's `max_new_tokens` where a request has none."""
@@ -44,6 +46,18 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
         _require_logprobs(obj, params, len(ids), manager.context_len, samples)
     named(params.get("custom_params"), len(ids))
     named_hints(params.get("custom_params"))
+    _require_segments(obj, params.get("custom_params"), len(ids))
+
+
+def _require_segments(obj: Any, custom_params: Any, prompt_tokens: int) -> None:
+    """Without segments in the server the key is no word of ours, and what stands under it somebody else's."""
+    if settings().segments != "on" or not marked.named(custom_params, prompt_tokens):
+        return
+    if (getattr(obj, "session_params", None) or {}).get("id"):
+        raise ConfigError(
+            f"a turn of a session marks no segments, for its history stands in front of them; leave "
+            f"custom_params.{marked.KEY} out: {shown(custom_params[marked.KEY])}"
+        )
 
 
 def _require_logprobs(obj: Any, params: dict[str, Any], prompt: int, context: int, samples: int) -> None:

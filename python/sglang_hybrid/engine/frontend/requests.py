@@ -9,6 +9,7 @@ from typing import Any
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.prompt import require_prompt
+from sglang_hybrid.engine.frontend.segments.prompts import divide
 from sglang_hybrid.engine.frontend.settings import settings
 
 
@@ -17,9 +18,11 @@ async def generate(
 ) -> AsyncIterator[dict[str, Any]]:
     """SGLang's answers to `obj`; `request` is the HTTP request it came with, None for one of the server's own."""
     obj.is_single = not isinstance(obj.rid, list)  # asked for when the response is over, whatever becomes of it
-    if request is not None:
-        require_own(obj, str(request.scope.get("path", "")))
+    path = None if request is None else str(request.scope.get("path", ""))
+    if path is not None:
+        require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    divide(obj, manager.tokenizer, path)
     try:
         async with aclosing(original(manager, obj, request)) as answers:
             async for answer in answers:

@@ -1,10 +1,11 @@
 """`usage.prompt_tokens_details`: why prompt tokens missed, and what the request wrote to the cache, in answers.
 
-`miss_tokens` are ours. `cache_write_tokens` and Anthropic's `cache_creation_input_tokens` count the tokens behind those
-that the request skipped, up to the last checkpoint it saved. Streamed answers have them in the chunk that carries their
-usage, and `sglext.cached_tokens_details` has `miss_<reason>` and `written`, as the native endpoint does, for requests
-with `return_cached_tokens_details`. Runs in the HTTP process. SGLang's response models drop fields they do not know, so
-those that take ours are told to keep them, and the models that contain them are rebuilt.
+`miss_tokens` are ours, and so are `segment_tokens` of requests that mark segments. `cache_write_tokens` and
+Anthropic's `cache_creation_input_tokens` count the tokens behind those that the request skipped, up to the last
+checkpoint it saved. Streamed answers have them in the chunk that carries their usage; for requests with
+`return_cached_tokens_details` also in `sglext.cached_tokens_details`, flat, as `miss_<reason>` and `written`, like the
+native endpoint. Runs in the HTTP process. SGLang's response models drop fields they do not know, so those that take
+ours are told to keep them, and the models that contain them are rebuilt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-PREFIX, WRITTEN = "miss_", "written"
+PREFIX, WRITTEN, SEGMENTS = "miss_", "written", "segment_tokens"
 
 
 class Cached(int):
@@ -22,6 +23,7 @@ class Cached(int):
 
     misses: Mapping[str, int]
     written: int
+    segments: int | None
 
     def __bool__(self) -> bool:
         """SGLang's responses endpoint says nothing of a count that is false; a cold prompt has the most to say."""
@@ -69,7 +71,7 @@ def _explain_responses(serializers: dict[str, Any]) -> None:
     def explained(self: Any, usage: Any, info: Any) -> Any:
         shown = serialize(self, usage, info)
         details = getattr(usage, "prompt_tokens_details", None)
-        for name in ("miss_tokens", "cache_write_tokens"):
+        for name in ("miss_tokens", "cache_write_tokens", SEGMENTS):
             if (value := getattr(details, name, None)) is not None:
                 shown["input_tokens_details"][name] = value
         return shown
@@ -91,11 +93,13 @@ def _explained(
 
 
 def _nested(count: Cached) -> dict[str, Any]:
-    return {"miss_tokens": dict(count.misses), "cache_write_tokens": count.written}
+    said = {"miss_tokens": dict(count.misses), "cache_write_tokens": count.written}
+    return said if count.segments is None else {**said, SEGMENTS: count.segments}
 
 
 def _flat(count: Cached) -> dict[str, Any]:
-    return {**{PREFIX + reason: tokens for reason, tokens in count.misses.items()}, WRITTEN: count.written}
+    said = {**{PREFIX + reason: tokens for reason, tokens in count.misses.items()}, WRITTEN: count.written}
+    return said if count.segments is None else {**said, SEGMENTS: count.segments}
 
 
 def explain(
@@ -142,11 +146,20 @@ def explain_chunk(details: Any, _: Any, content: dict[str, Any]) -> Any:
 
 
 def anthropic(result: Any, usage: Any = None, **_: Any) -> Any:
-    """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt."""
-    written = getattr(getattr(usage, "prompt_tokens_details", None), "cache_write_tokens", None)
-    if written and result.input_tokens is not None:
-        result.cache_creation_input_tokens = min(written, result.input_tokens)
-        result.input_tokens -= result.cache_creation_input_tokens
+    """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt.
+
+    Tokens of reused segments were read. They are no longer to be written where a checkpoint behind them was saved.
+    """
+    if result.input_tokens is None:
+        return result
+    details = getattr(usage, "prompt_tokens_details", None)
+    written, reused = (getattr(details, name, None) or 0 for name in ("cache_write_tokens", SEGMENTS))
+    if reused := min(reused, result.input_tokens):
+        result.cache_read_input_tokens = (result.cache_read_input_tokens or 0) + reused
+        result.input_tokens -= reused
+    if written := min(max(0, written - reused), result.input_tokens):
+        result.cache_creation_input_tokens = written
+        result.input_tokens -= written
     return result
 
 
@@ -154,6 +167,7 @@ def _carrying(count: int, details: Mapping[str, Any] | None) -> int:
     carrier = Cached(count)
     carrier.misses = _misses(details)
     carrier.written = (details or {}).get(WRITTEN, 0)
+    carrier.segments = (details or {}).get(SEGMENTS)
     return carrier
 
 
@@ -172,4 +186,6 @@ def _with(usage: Any, counts: Sequence[Cached]) -> Any:
             usage.prompt_tokens_details = PromptTokensDetails(cached_tokens=0)
         usage.prompt_tokens_details.miss_tokens = dict(missed)
         usage.prompt_tokens_details.cache_write_tokens = sum(count.written for count in counts)
+        if any(count.segments is not None for count in counts):
+            usage.prompt_tokens_details.segment_tokens = sum(count.segments or 0 for count in counts)
     return usage

@@ -17,6 +17,13 @@ ADVICE = {
     "or --hybrid-seed-prefixes",
     "below_granularity": "ends of prompts, shorter than the checkpoint grid; nothing to do",
     "disabled": "the request asks for logprobs of its prompt; leave out logprob_start_len",
+    "segment_cold": "new documents; send them once before they are needed",
+    "segment_evicted": "more memory for segments: --hybrid-segment-memory-gb",
+    "segment_refused": "more memory for segments: --hybrid-segment-memory-gb",
+    "segment_short": "nothing to do, or join short segments",
+    "segment_long": "split it, or a larger --chunked-prefill-size",
+    "segment_ineligible": "the request asks for logprobs or hidden states of its prompt; leave that out",
+    "segment_seam": "--hybrid-seam-tokens at either end of a segment; nothing to do",
 }
 """By reason of `prefix.misses.REASONS`."""
 

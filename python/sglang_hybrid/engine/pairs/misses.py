@@ -1,7 +1,7 @@
 """Why tokens of a prompt missed, from the server that prefills it to the one that answers.
 
 SGLang hands over its four counts of cached tokens in a row of sixteen numbers, beside three of media. The last nine are
-free in every version: as many as there are reasons, and one for what was written.
+free in every version: as many as there are reasons without segments, which pairs refuse, and one for what was written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_hybrid.engine.cache.hooks import details
 from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.prefix.misses import REASONS
 
-NAMES = (*(f"miss_{reason}" for reason in REASONS), "written")
+NAMES = (*(f"miss_{reason}" for reason in REASONS if not reason.startswith("segment_")), "written")
 """In this order. The router pairs servers of one release only (`cluster/peers.py`), which have the same."""
 
 FIRST = 7

@@ -136,7 +136,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
-    Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:with_mask", SCHEDULER),
+    Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
     Hook(
         "srt.mem_cache.allocator.mamba:MambaSlotAllocator.alloc_group_begin",
@@ -218,12 +218,48 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "elastic",
     ),
+    # Segments.
+    Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "BEFORE", "segments.hooks:reserve", SCHEDULER, "segments"),
+    Hook(
+        "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
+        "AROUND",
+        "segments.hooks:continue_chunk",
+        SCHEDULER,
+        "segments",
+    ),
+    Hook(
+        "srt.managers.schedule_batch:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
+        "AROUND",
+        "segments.hooks:track",
+        SCHEDULER,
+        "segments",
+    ),
+    Hook(
+        "srt.model_executor.forward_batch_info:ForwardBatch.init_new",
+        "AROUND",
+        "segments.hooks:shorten",
+        SCHEDULER,
+        "segments",
+    ),
+    Hook(
+        _MAMBA + "HybridLinearAttnBackend.init_forward_metadata", "AROUND", "segments.hooks:plan", SCHEDULER, "segments"
+    ),
+    Hook(_MAMBA + "HybridLinearAttnBackend.forward_extend", "AROUND", "segments.hooks:extend", SCHEDULER, "segments"),
+    Hook(
+        "srt.managers.scheduler:Scheduler.handle_dumper_control",
+        "AROUND",
+        "segments.listing:control",
+        SCHEDULER,
+        "segments",
+    ),
     # What clients may ask, and are told.
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
     Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
+    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
     Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
     Hook(
         "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",

@@ -3,26 +3,64 @@
 A row that ends with an assistant message is a whole conversation and becomes one request per assistant message. A row
 that ends with any other message is one logged request, its answer in `response` if the log kept it; a ShareGPT row is
 always a conversation. Rows without a time start one a second; further turns come when their author has typed them at 90
-words a minute, as in Marconi's traces.
+words a minute, as in Marconi's traces. What is marked with `"cache": "segment"`, a message or a part of its content, is
+tokenised by itself, as servers do.
 Without a tokenizer text is cut by `readers.text`, and token counts are estimates.
 """
 
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.readers.text import count_words
-from sglang_hybrid.sim.trace import Tokens, TraceError, TraceRequest, make_request
+from sglang_hybrid.sim.trace import Segment, Tokens, TraceError, TraceRequest, make_request
 
 WORDS_PER_S = 1.5
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"} | dict.fromkeys(
     ("chatgpt", "bing", "bard"), "assistant"
 )
+_SEGMENT = "segment"
 _TIMES = ("ts", "timestamp", "created", "created_at", "time")
+
+
+class _Message(NamedTuple):
+    """`pieces` are its texts in order, each with whether it is a segment; no two that are none follow each other."""
+
+    role: str
+    pieces: tuple[tuple[str, bool], ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+class _Prompt:
+    """The tokens of messages one after the other, and where their segments lie."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self._pieces = reading, list[Tokens]()
+        self._size = 0
+        self.segments: list[Segment] = []
+
+    @property
+    def tokens(self) -> Tokens:
+        return np.concatenate(self._pieces)
+
+    def add(self, message: _Message) -> None:
+        self.extend(_header(message.role))
+        for text, marked in message.pieces:
+            start = self._size
+            self.extend(self._reading.encode(text))
+            if marked and self._size > start:
+                self.segments.append(Segment(start, self._size))
+
+    def extend(self, tokens: Tokens) -> None:
+        self._pieces.append(tokens)
+        self._size += tokens.size
 
 
 class Chat:
@@ -43,30 +81,31 @@ class Chat:
         if not messages:
             raise TraceError(f"{row.where}: a conversation needs at least one message, got {len(messages)}")
         session = next((row.text(k, "") for k in ("session_id", "conversation_id", "id") if k in row.fields), row.where)
-        if messages[-1][0] == "assistant" or (whole and any(role == "assistant" for role, _ in messages)):
+        if messages[-1].role == "assistant" or (whole and any(each.role == "assistant" for each in messages)):
             return list(self._turns(messages, start, session, row.where))
         answer = row.fields.get("response")
         output = (
             self._reading.encode(_content(answer, row.where)) if answer is not None else np.empty(0, dtype=np.int32)
         )
-        prompt = np.concatenate([*(self._encode(role, text) for role, text in messages), _header("assistant")])
-        return [make_request(prompt, output, start, session, where=row.where)]
+        prompt = _Prompt(self._reading)
+        for message in messages:
+            prompt.add(message)
+        prompt.extend(_header("assistant"))
+        return [make_request(prompt.tokens, output, start, session, where=row.where, segments=prompt.segments)]
 
-    def _turns(self, messages: list[tuple[str, str]], start: float, session: str, where: str) -> Iterator[TraceRequest]:
-        pieces: list[Tokens] = []
+    def _turns(self, messages: Sequence[_Message], start: float, session: str, where: str) -> Iterator[TraceRequest]:
+        prompt = _Prompt(self._reading)
         now, turn = start, 0
-        for role, text in messages:
-            if role != "assistant":
-                pieces.append(self._encode(role, text))
-                now += count_words(text) / WORDS_PER_S if turn else 0.0
+        for message in messages:
+            if message.role != "assistant":
+                prompt.add(message)
+                now += count_words(message.text) / WORDS_PER_S if turn else 0.0
                 continue
-            header, body = _header(role), self._reading.encode(text)
-            yield make_request(np.concatenate([*pieces, header]), body, now, session, turn, where)
-            pieces += [header, body]
+            prompt.extend(_header(message.role))
+            body = self._reading.encode(message.text)
+            yield make_request(prompt.tokens, body, now, session, turn, where, segments=prompt.segments)
+            prompt.extend(body)
             turn += 1
-
-    def _encode(self, role: str, text: str) -> Tokens:
-        return np.concatenate([_header(role), self._reading.encode(text)])
 
 
 def _messages(row: Row) -> list[Any]:
@@ -80,15 +119,32 @@ def _messages(row: Row) -> list[Any]:
     raise TraceError(f"{row.where}: the row lacks a key: messages")
 
 
-def _message(message: Any, where: str) -> tuple[str, str]:
+def _message(message: Any, where: str) -> _Message:
     if not isinstance(message, dict):
         raise TraceError(f"{where}: a message must be an object, got {type(message).__name__}")
     role = message.get("role", message.get("from"))
     if not isinstance(role, str):
         raise TraceError(f"{where}: a message needs a role, got {role!r}")
-    text = _content(message.get("content", message.get("value")), where)
+    content, whole = message.get("content", message.get("value")), message.get("cache") == _SEGMENT
+    parts = content if isinstance(content, list) and not whole else [content]
+    marked = [isinstance(part, dict) and part.get("cache") == _SEGMENT for part in parts]
+    texts = [
+        (_content(part if part is content else [part], where), its) for part, its in zip(parts, marked, strict=True)
+    ]
+    if whole:
+        texts = [(text, True) for text, _ in texts]
     calls = message.get("tool_calls")
-    return _ROLES.get(role, role), text if not calls else text + repr(calls)
+    return _Message(_ROLES.get(role, role), _joined(texts if not calls else [*texts, (repr(calls), False)]))
+
+
+def _joined(texts: list[tuple[str, bool]]) -> tuple[tuple[str, bool], ...]:
+    found: list[tuple[str, bool]] = []
+    for text, marked in texts:
+        if found and not marked and not found[-1][1]:
+            found[-1] = found[-1][0] + text, False
+        else:
+            found.append((text, marked))
+    return tuple(found)
 
 
 def _content(content: Any, where: str) -> str:

@@ -4,7 +4,7 @@ Its tokens are chained hashes, or plain ones: equal prefixes are equal either wa
 """
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.sim.readers.reading import Reading
-from sglang_hybrid.sim.trace import TraceError, TraceRequest, make_request
+from sglang_hybrid.sim.trace import Segment, TraceError, TraceRequest, make_request
 
 
 @dataclass
@@ -25,6 +25,7 @@ class _Asked:
     arrival: list[Any]
     tokens: list[int]
     length: int | None = None  # of prompt and answer, when it ended
+    segments: list[list[int]] = field(default_factory=list)
 
 
 def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], ModelSpec]:
@@ -43,6 +44,8 @@ def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], M
                     reading.notes[f"{name}: the last line is cut and was skipped"] += 1
                 elif line[0] == "arrive":
                     _arrive(f"{name}:{number}", line, asked, under_way)
+                elif line[0] == "segments" and line[1] in under_way:
+                    under_way[line[1]].segments = line[2]
                 elif line[0] == "finish" and line[1] in under_way:
                     ended = under_way.pop(line[1])
                     ended.tokens, ended.length = (ended.tokens + line[4])[: line[3]], line[3]
@@ -71,6 +74,8 @@ def _request(one: _Asked, home: int, reading: Reading) -> TraceRequest:
     n_input = min(len(prompt), tokens.size)
     answer = tokens[n_input:] if one.length is not None else tokens[:0]
     inside = tuple(at for at in boundaries if at <= n_input)
+    segments = [Segment(*each) for each in one.segments if each[1] <= n_input]
     return make_request(
-        tokens[:n_input], answer, now, session, where=one.where, boundaries=inside, hints=logged_hints(hints)
-    )
+        tokens[:n_input], answer, now, session, where=one.where, boundaries=inside, hints=logged_hints(hints),
+        segments=segments,
+    )  # fmt: skip

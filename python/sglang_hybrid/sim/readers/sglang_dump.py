@@ -11,6 +11,7 @@ import array
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import blake2b
 from typing import IO, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from sglang_hybrid.prefix.reuse.hints import NAMES, NO_HINTS, Hints
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
-from sglang_hybrid.sim.trace import Tokens, TraceError, TraceRequest, make_request
+from sglang_hybrid.sim.trace import Segment, Tokens, TraceError, TraceRequest, make_request
 
 _HEALTH_CHECK = "HEALTH_CHECK"  # how the ids of SGLang's own probes begin
 
@@ -138,11 +139,17 @@ class Dump:
             output = self._reading.encode(reply) if isinstance(reply, str) and reply else []
         session = str(asked.get("session_id") or asked.get("rid") or where)
         marks, said = _declared(asked, "cache_boundaries", list, where), _declared(asked, "cache_hints", dict, where)
-        request = make_request(
-            prompt, output, ts, session, where=where, boundaries=marks or [], hints=_hints(said or {}, where)
-        )
+        ranges = _declared(asked, "segments", list, where)
+        if ranges and _ids(asked, "input_ids", where) is None:
+            self._reading.notes["segments count real tokens, and were left out where there is only text"] += 1
+            ranges = None
         namespace = "".join(f"{key} {asked[key]}\n" for key in ("extra_key", "lora_path") if asked.get(key))
-        return replace(request, tokens=self._reading.apart(request.tokens, namespace))
+        request = make_request(
+            prompt, output, ts, session, where=where, boundaries=marks or [], hints=_hints(said or {}, where),
+            segments=_segments(ranges or [], where),
+        )  # fmt: skip
+        named = [_named(request, each, namespace) for each in request.segments] if namespace else request.segments
+        return replace(request, tokens=self._reading.apart(request.tokens, namespace), segments=tuple(named))
 
 
 def _declared(asked: dict[str, Any], name: str, kind: type, where: str) -> Any:
@@ -153,6 +160,18 @@ def _declared(asked: dict[str, Any], name: str, kind: type, where: str) -> Any:
     if found is not None and not isinstance(found, kind):
         raise TraceError(f"{where}: {name} must be a {kind.__name__}, got {type(found).__name__}")
     return found
+
+
+def _segments(ranges: list[Any], where: str) -> list[Segment]:
+    if not all(isinstance(each, list) and len(each) == 2 for each in ranges):
+        raise TraceError(f"{where}: segments are pairs of token positions, got {ranges!r:.80}")
+    return [Segment(*each) for each in ranges]
+
+
+def _named(request: TraceRequest, segment: Segment, namespace: str) -> Segment:
+    """`segment` of a tenant, who shares it with nobody."""
+    about = namespace.encode() + request.tokens[segment.start : segment.end].tobytes()
+    return segment._replace(name=int.from_bytes(blake2b(about, digest_size=8).digest(), "little") >> 2)
 
 
 def _hints(said: dict[str, Any], where: str) -> Hints:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_trace
-from sglang_hybrid.sim.workloads import agents, chat, mixes, shifts, templates
+from sglang_hybrid.sim.workloads import agents, chat, mixes, segments, shifts, templates
 from sglang_hybrid.sim.workloads.said import said
 
 PREFIX = "workload:"
@@ -71,7 +71,10 @@ def _parameters(build: Callable[..., Any]) -> dict[str, Any]:
 
 _SAID = tuple(_parameters(said))
 _MAY_BE_ZERO = frozenset(
-    {"gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens", *_SAID}
+    {
+        *("gap_sigma", "one_off", "exponent", "pause_s", "system_tokens", "tick_s", "question_tokens", "again"),
+        *("fixed", "load", *_SAID),
+    }
 )
 
 WORKLOADS: dict[str, Callable[..., Iterator[TraceRequest]]] = {
@@ -81,6 +84,8 @@ WORKLOADS: dict[str, Callable[..., Iterator[TraceRequest]]] = {
     "agentic": agents.agentic,
     "fewshot": templates.fewshot,
     "rag": templates.rag,
+    "documents": segments.documents,
+    "skills": segments.skills,
     "mixed": mixes.mixed,
     "phases": mixes.phases,
     "turnover": mixes.turnover,

@@ -1,0 +1,236 @@
+"""Prompts of retrieval: documents in ever new orders, as segments, beside stock SGLang's prefix cache.
+
+    python -m benchmarks.serving.segments [--documents 24] [--per-prompt 8] [--tokens 1024] [--seed 1] [--part ...]
+
+A prompt is a lead of its own, `per-prompt` documents drawn by Zipf in a new order, and a question. Documents are random
+tokens; only times are measured here, benchmarks/quality says what answers are worth. Servers: stock (its prefix cache),
+ours without marks, ours with segments in bfloat16 and int8. All documents were seen before. The ceiling is the same
+prompt asked again: its whole prefix is cached.
+
+`sequential` asks one prompt at a time; `one-more` measures what each further segment costs, hit and computed;
+`throughput` raises an open-loop Poisson load until the 95th percentile of the first token passes a limit, twice what
+stock needs for one prompt alone; `unmarked` asks prompts without marks, with segments on and off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import provenance
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, words
+from sglang_hybrid.demo import model
+from sglang_hybrid.demo.server import LAUNCHER, Server
+
+LEAD, QUESTION, ANSWER = 16, 32, 4
+ZIPF = 0.9
+SIZES = ["--max-total-tokens", "131072", "--max-mamba-cache-size", "96", "--max-running-requests", "8"]
+SEGMENTS = ["--hybrid-segments", "on", "--hybrid-segment-memory-gb", "2"]
+SERVERS: dict[str, tuple[str, list[str]]] = {
+    "stock": ("sglang.launch_server", STOCK),
+    "ours, no segments": (LAUNCHER, []),
+    "ours, segments": (LAUNCHER, SEGMENTS),
+    "ours, segments in int8": (LAUNCHER, [*SEGMENTS, "--hybrid-segment-dtype", "int8"]),
+}
+
+Prompt = tuple[list[int], list[list[int]]]
+"""Ids, and the ranges of segments."""
+
+
+class Load:
+    """Prompts over one set of documents."""
+
+    def __init__(self, documents: int, per_prompt: int, tokens: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.documents = [words(self.rng, tokens) for _ in range(documents)]
+        self.per_prompt = per_prompt
+        self._weights = [1 / (rank + 1) ** ZIPF for rank in range(documents)]
+
+    def prompt(self, count: int | None = None, fresh: int = 0) -> Prompt:
+        """`count` documents in a new order, then `fresh` that nobody has seen."""
+        chosen: list[int] = []
+        while len(chosen) < (self.per_prompt if count is None else count):
+            number = self.rng.choices(range(len(self.documents)), self._weights)[0]
+            if number not in chosen:
+                chosen.append(number)
+        ids, ranges = words(self.rng, LEAD), []
+        new = [words(self.rng, len(self.documents[0])) for _ in range(fresh)]
+        for document in [*(self.documents[number] for number in chosen), *new]:
+            ranges.append([len(ids), len(ids) + len(document)])
+            ids = ids + document
+        return ids + words(self.rng, QUESTION), ranges
+
+    def all(self) -> list[Prompt]:
+        """Prompts that hold every document once, to warm up."""
+        made = []
+        for first in range(0, len(self.documents), self.per_prompt):
+            ids, ranges = words(self.rng, LEAD), []
+            for document in self.documents[first : first + self.per_prompt]:
+                ranges.append([len(ids), len(ids) + len(document)])
+                ids = ids + document
+            made.append((ids + words(self.rng, QUESTION), ranges))
+        return made
+
+
+def ask(server: Server, prompt: Prompt, mark: bool) -> tuple[float, dict[str, Any]]:
+    """Seconds to the first token, and what the answer says of the cache."""
+    ids, ranges = prompt
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True}
+    if mark:
+        sampling["custom_params"] = {"segments": ranges}
+    body = json.dumps({"input_ids": ids, "sampling_params": sampling, "stream": True}).encode()
+    request = urllib.request.Request(server.url + "/generate", body, {"Content-Type": "application/json"})
+    start, at, last = time.perf_counter(), 0.0, b""
+    with urllib.request.urlopen(request, timeout=600) as stream:
+        for line in stream:
+            if line.startswith(b"data: {"):
+                at = at or time.perf_counter() - start
+                last = line
+    meta = json.loads(last[6:])["meta_info"]
+    details = meta.get("cached_tokens_details") or {}
+    return at, {"cached": meta["cached_tokens"], "segments": details.get("segment_tokens", 0), "prompt": len(ids)}
+
+
+def milliseconds(times: list[float]) -> dict[str, float]:
+    ordered = sorted(1000 * t for t in times)
+    return {
+        "ttft_p50_ms": round(statistics.median(ordered), 1),
+        "ttft_p95_ms": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 1),
+    }
+
+
+def warm(server: Server, load: Load, mark: bool) -> None:
+    Client(server).flush()
+    for prompt in load.all():
+        ask(server, prompt, mark)
+
+
+def sequential(server: Server, load: Load, mark: bool, count: int) -> dict[str, Any]:
+    warm(server, load, mark)
+    rows = [ask(server, load.prompt(), mark) for _ in range(count)]
+    shares = {
+        name: round(sum(said[name] for _, said in rows) / sum(said["prompt"] for _, said in rows), 4)
+        for name in ("cached", "segments")
+    }
+    return {**milliseconds([seconds for seconds, _ in rows]), **shares}
+
+
+def again(server: Server, load: Load, count: int) -> dict[str, Any]:
+    """The ceiling: a prompt that was just asked."""
+    times = []
+    for _ in range(count):
+        prompt = load.prompt()
+        ask(server, prompt, False)
+        times.append(ask(server, prompt, False)[0])
+    return milliseconds(times)
+
+
+def one_more(server: Server, load: Load, repeats: int) -> dict[str, Any]:
+    """Milliseconds of one more segment: slope of the first token's time over their number, hit and computed."""
+    warm(server, load, True)
+    found: dict[str, Any] = {}
+    for kind, make in {
+        "hit": lambda n: load.prompt(n),
+        "computed": lambda n: load.prompt(0, fresh=n),
+    }.items():
+        counts = [n for _ in range(repeats) for n in ((1, 4, 8, 12, 16) if kind == "hit" else (1, 2, 4))]
+        rows = [(n, ask(server, make(n), kind == "hit")[0]) for n in counts]
+        mean = statistics.linear_regression([n for n, _ in rows], [1000 * seconds for _, seconds in rows])
+        found[f"{kind}_ms"] = round(mean.slope, 2)
+        found[f"{kind}_base_ms"] = round(mean.intercept, 2)
+    found["ratio"] = round(found["computed_ms"] / found["hit_ms"], 1)
+    return found
+
+
+def open_loop(server: Server, load: Load, mark: bool, rate: float, count: int) -> float:
+    """The 95th percentile of the first token, seconds, of `count` prompts that arrive at `rate` a second."""
+    times: list[float] = []
+    threads = []
+    prompts = [load.prompt() for _ in range(count)]
+    for prompt in prompts:
+        thread = threading.Thread(target=lambda p=prompt: times.append(ask(server, p, mark)[0]))
+        thread.start()
+        threads.append(thread)
+        time.sleep(load.rng.expovariate(rate))
+    for thread in threads:
+        thread.join()
+    return sorted(times)[int(0.95 * len(times))]
+
+
+def throughput(server: Server, load: Load, mark: bool, limit: float, count: int) -> dict[str, Any]:
+    """The highest rate of a ladder of factors 1.25 at which the limit is kept."""
+    warm(server, load, mark)
+    tried, rate = [], 0.25 / limit
+    while len(tried) < 24:
+        p95 = open_loop(server, load, mark, rate, count)
+        tried.append({"rate": round(rate, 3), "ttft_p95_ms": round(1000 * p95, 1)})
+        if p95 > limit:
+            break
+        rate *= 1.25
+    kept = [row["rate"] for row in tried if row["ttft_p95_ms"] <= 1000 * limit]
+    return {"requests_per_s": max(kept, default=0.0), "limit_ms": round(1000 * limit, 1), "tried": tried}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--per-prompt", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=24, help="prompts of a row")
+    parser.add_argument("--preset", default="gdn-medium")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    given = parser.parse_args()
+    head = provenance.head("sglang", "torch")
+    rows: list[dict[str, Any]] = []
+    alone = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model.build(Path("models") / given.preset, given.preset).resolve()
+        for name, (launcher, flags) in SERVERS.items():
+            load = Load(given.documents, given.per_prompt, given.tokens, given.seed)
+            log = Path(scratch) / f"{name}.log"
+            with Server(folder, [*flags, *SIZES], log=log, environment=ENVIRONMENT, launcher=launcher) as server:
+                server.wait_ready()
+                mark = "segments" in name and not name.endswith("no segments")
+                for part in given.part:
+                    row = PARTS[part](server, load, mark, given, alone)
+                    if row is None:
+                        continue
+                    rows.append({"server": name, "part": part, **row})
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                    if name == "stock" and part == "sequential":
+                        alone = row["ttft_p50_ms"] / 1000
+    facts = {name: getattr(given, name) for name in ("documents", "per_prompt", "tokens", "seed", "preset", "count")}
+    print(provenance.write("serving", f"segments-{given.preset}", {**head, **facts, "zipf": ZIPF, "rows": rows}))
+    return 0
+
+
+def _again(server: Server, load: Load, mark: bool, given: Any, alone: float) -> dict[str, Any] | None:
+    return None if mark else again(server, load, given.count // 2)
+
+
+def _unmarked(server: Server, load: Load, mark: bool, given: Any, alone: float) -> dict[str, Any] | None:
+    return sequential(server, load, False, given.count)
+
+
+PARTS: dict[str, Callable[[Server, Load, bool, Any, float], dict[str, Any] | None]] = {
+    "sequential": lambda server, load, mark, given, alone: sequential(server, load, mark, given.count),
+    "again": _again,
+    "one-more": lambda server, load, mark, given, alone: one_more(server, load, 3) if mark else None,
+    "throughput": lambda server, load, mark, given, alone: throughput(server, load, mark, 2 * alone, given.count),
+    "unmarked": _unmarked,
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+"""The attention layers of a batch with composed prompts: copies of interiors, and tokens at any positions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_hybrid.engine.cpu.attention import rows
+from sglang_hybrid.engine.segments.batch import Moves, PassBatch
+from sglang_hybrid.engine.segments.store import Store
+
+
+class AttentionPass:
+    """The attention layers of one batch.
+
+    `stream_slots` are the slots of SGLang's own stream; `frequencies` what keys turn by per position, with whether
+    their pairs are interleaved, None for a model that rotates none.
+    """
+
+    def __init__(
+        self,
+        batch: PassBatch,
+        store: Store,
+        stream_slots: Tensor,
+        table: Tensor,
+        frequencies: tuple[Tensor, bool] | None,
+    ) -> None:
+        self.batch, self.store = batch, store
+        self._slots = stream_slots
+        self._pages = table.flatten()[batch.attended.cells].long()
+        self._own_slots = stream_slots[batch.take[batch.attended.tokens]].long()
+        self._still = frequencies is None
+        angles, self._interleaved = frequencies or (torch.zeros(1, dtype=torch.float64), False)
+        self._frequencies = angles.to(stream_slots.device)
+
+    def copy_early(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Copy what is there before the pass, for all layers at once."""
+        if self.batch.early is not None:
+            self._move(self.batch.early, self.store.keys, self.store.values, keys, values)
+
+    def run(self, layer: Any, number: int, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor]) -> Tensor:
+        """Attention of one layer, the `number`-th, over own and cold tokens of the stream, in this order.
+
+        q, k, v: [tokens of the stream, heads * size], or by head; `pool`: the layer's K and V in SGLang's pool, where
+        the own tokens' are already. Returns [own and cold tokens, heads * V].
+        """
+        attended, making = self.batch.attended, self.batch.making
+        heads, key_heads = layer.tp_q_head_num, layer.tp_k_head_num
+        window = layer.sliding_window_size
+        options = {"scale": layer.scaling, "window": None if window is None or window < 0 else window + 1}
+        found = []
+        if making is not None:
+            cold_q = q[making.tokens].reshape(-1, heads, layer.qk_head_dim)
+            cold_k = k[making.tokens].reshape(-1, key_heads, layer.qk_head_dim).to(pool[0].dtype)
+            cold_v = v[making.tokens].reshape(-1, key_heads, layer.v_head_dim).to(pool[1].dtype)
+            self.store.keys[number][making.slots] = cold_k[making.places]
+            self.store.values[number][making.slots] = cold_v[making.places]
+            pages = torch.arange(len(cold_k), device=q.device)
+            found = [
+                self._attend(
+                    cold_q.to(pool[0].dtype), (cold_k, cold_v), pages, making.bounds, making.positions, making.bounds,
+                    making.longest, making.rows, options,
+                )
+            ]  # fmt: skip
+        if self.batch.late is not None:
+            keys, values = (kept[number : number + 1] for kept in (self.store.keys, self.store.values))
+            self._move(self.batch.late, keys, values, pool[:1], pool[1:])
+        own_q = q[attended.tokens].reshape(-1, heads, layer.qk_head_dim).to(pool[0].dtype)
+        own = self._attend(
+            own_q, pool, self._pages, attended.cell_bounds, attended.positions, attended.bounds, attended.longest,
+            attended.rows, options,
+        )  # fmt: skip
+        return torch.cat([own, *found]).flatten(1).to(q.dtype)
+
+    @staticmethod
+    def _attend(
+        q: Tensor,
+        pool: tuple[Tensor, Tensor],
+        pages: Tensor,
+        page_bounds: Tensor,
+        positions: Tensor,
+        bounds: Tensor,
+        longest: int,
+        by_row: list[tuple[int, int, int, int]],
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Of tokens at any positions, over what lies in `pages` of their text; on a CPU row by row."""
+        if q.device.type == "cpu" and options["window"] is None:
+            return rows(q, *pool, pages, by_row, options["scale"])
+        from sglang_hybrid_kernels.seam_attention import seam_attention
+
+        return seam_attention(
+            q, *pool, pages, page_bounds, positions, bounds, longest=longest, check_slots=False, **options
+        )
+
+    def keep(self, pool: Any, layer: Any, k: Tensor, v: Tensor) -> None:
+        """Write K and V of the own tokens to SGLang's pool."""
+        tokens = self.batch.attended.tokens
+        sizes = ((k, layer.qk_head_dim), (v, layer.v_head_dim))
+        own = (x[tokens].reshape(-1, layer.tp_k_head_num, size) for x, size in sizes)
+        pool.set_kv_buffer(layer, self._own_slots, *own)
+
+    def _move(
+        self,
+        moves: Moves,
+        from_keys: Sequence[Tensor],
+        from_values: Sequence[Tensor],
+        to_keys: Sequence[Tensor],
+        to_values: Sequence[Tensor],
+    ) -> None:
+        from sglang_hybrid_kernels.rerotate_scatter import rerotate_scatter
+
+        deltas = torch.zeros_like(moves.deltas) if self._still else moves.deltas
+        rerotate_scatter(
+            from_keys, to_keys, moves.source, self._slots[moves.target].long(), deltas, moves.bounds,
+            self._frequencies, source_v=from_values, destination_v=to_values, interleaved=self._interleaved,
+            check_slots=False,
+        )  # fmt: skip

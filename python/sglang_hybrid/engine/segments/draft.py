@@ -1,0 +1,237 @@
+"""Puts a `PassBatch` together from the passes of its composed requests, and sends it to the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_hybrid.engine.cache.requests import Checkpoint
+from sglang_hybrid.engine.segments.batch import Attended, Composed, Linear, Making, Moves, PassBatch, Saves
+from sglang_hybrid.segment.index import Entry
+from sglang_hybrid.segment.passes import Row
+
+CHUNK, SHORT_CHUNK = 64, 16
+"""Tokens of a chunk of the linear layers, and where all rows are short: seams of eight tokens fill one."""
+SHORT_ROW = 64
+
+
+class _Numbers:
+    """Lists of whole numbers that go to the device in one copy."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, values: Sequence[int] | np.ndarray) -> slice:
+        start = sum(map(len, self._parts))
+        self._parts.append(np.asarray(values, np.int64))
+        return slice(start, start + len(self._parts[-1]))
+
+    def send(self, device: torch.device) -> Tensor:
+        host = torch.from_numpy(np.concatenate(self._parts))
+        if device.type != "cuda":
+            return host.to(device)
+        return host.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Lists that the requests of a batch are entered into, one after the other; names as in the classes above."""
+
+    begins: list[int]
+    take: list[int] = field(default_factory=list)
+    extra: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+    plain_rows: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    own_positions: list[int] = field(default_factory=list)
+    own_bounds: list[int] = field(default_factory=lambda: [0])
+    rows: list[int] = field(default_factory=list)  # lengths
+    row_ends: list[int] = field(default_factory=list)  # of each own request
+    jump: list[int] = field(default_factory=list)
+    wide: list[int] = field(default_factory=list)  # lengths
+    behind: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    seen: list[tuple[int, int, int, int]] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    last_states: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    cells: list[np.ndarray] = field(default_factory=list)
+    cell_counts: list[int] = field(default_factory=list)
+    cold: list[tuple[Entry, int, int, int, int]] = field(default_factory=list)  # first place, tokens, head, interior
+    inside: list[tuple[int, int, Checkpoint]] = field(default_factory=list)  # row behind it, own token behind it
+    finals: list[tuple[int, Checkpoint]] = field(default_factory=list)  # slot
+    moves: dict[bool, list[tuple[Entry, int, int, int, int]]] = field(default_factory=lambda: {False: [], True: []})
+
+    def add_plain(self, row: int, prefix: int, length: int) -> None:
+        place, begin = len(self.take), self.begins[row]
+        self.take += range(begin, begin + length)
+        self.positions += range(prefix, prefix + length)
+        self.plain += range(place, place + length)
+        self.plain_rows.append(row)
+        self.lengths.append(length)
+
+    def add(self, each: Composed, prefix: int, context: int, window: int, fresh: set[int]) -> None:
+        made, begin = each.made, self.begins[each.row] - each.made.start
+        before = len(self.take)
+        for cold in made.cold:
+            low, high = cold.interior
+            self.cold.append((cold.entry, len(self.take), cold.tokens, low - cold.start, high - low))
+            self.take += range(self.begins[-1] + len(self.extra), self.begins[-1] + len(self.extra) + cold.tokens)
+            self.extra += each.ids[cold.start : cold.end]
+            self.positions += range(cold.tokens)
+        at = {checkpoint.position: checkpoint for checkpoint in each.checkpoints}
+        first_row = len(self.rows)
+        for row in made.rows:
+            self._row(row, begin, each.state if len(self.rows) == first_row and prefix else -1, at, window)
+        if made.pending is None and made.end in at:
+            self.finals.append((each.state, at[made.end]))
+        self.own_bounds.append(len(self.own))
+        self.row_ends.append(len(self.rows))
+        self.states.append(each.state)
+        if made.rows:  # else it only makes a segment
+            self.last.append(len(self.wide) - 1)
+            self.last_states.append(each.state)
+        self.cells.append(np.arange(each.table * context, each.table * context + made.end))
+        self.cell_counts.append(made.end)
+        for copy in made.copies:
+            late = id(copy.entry) in fresh
+            self.moves[late].append((copy.entry, copy.first, begin + copy.at, copy.tokens, copy.delta))
+        self.lengths.append(len(self.take) - before)
+
+    def _row(self, row: Row, begin: int, state: int, at: dict[int, Checkpoint], window: int) -> None:
+        place = len(self.take)
+        self.take += range(begin + row.start, begin + row.end)
+        self.positions += range(row.start, row.end)
+        block = -1 if row.jump is None else row.jump.block
+        cuts = [p for p in sorted(at) if max(row.start, row.start + window - 1) < p < row.end]
+        jump = block
+        for low, high in zip([row.start, *cuts], [*cuts, row.end], strict=True):
+            if low != row.start:
+                self.inside.append((len(self.rows), len(self.own) + low - row.start, at[low]))
+            self.rows.append(high - low)
+            self.jump.append(jump)
+            jump = -1
+        if row.tokens:
+            cell = sum(self.cell_counts)
+            self.seen.append((len(self.own), len(self.own) + row.tokens, cell, cell + row.end))
+        self.own += range(place, place + row.tokens)
+        self.own_positions += range(row.start, row.end)
+        self.wide.append(row.tokens)
+        self.behind.append(block)
+        self.after.append(state if block < 0 else -1)
+
+
+def build(
+    prefix_lens: Sequence[int],
+    extend_lens: Sequence[int],
+    composed: Sequence[Composed],
+    context: int,
+    window: int,
+    device: torch.device,
+) -> PassBatch:
+    """The batch whose requests extend by `extend_lens` behind `prefix_lens`, those in `composed` by their passes.
+
+    `context` is the width of SGLang's table of slots; `window` what a convolution looks back on.
+    """
+    draft = _Draft(list(accumulate(extend_lens, initial=0)))
+    by_row = {each.row: each for each in composed}
+    fresh = {id(cold.entry) for each in composed for cold in each.made.cold}
+    for row, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
+        if row in by_row:
+            draft.add(by_row[row], prefix, context, window, fresh)
+        else:
+            draft.add_plain(row, prefix, length)
+    return _sent(draft, window, device)
+
+
+def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
+    numbers, own = _Numbers(), len(draft.own)
+    cold_places = [place for _, start, n, _, _ in draft.cold for place in range(start, start + n)]
+    cold_bounds = list(accumulate((n for _, _, n, _, _ in draft.cold), initial=0))
+    inner = [range(b + head, b + head + n) for b, (_, _, _, head, n) in zip(cold_bounds, draft.cold, strict=False)]
+    bounds = list(accumulate((*draft.rows, *(n for _, _, n, _, _ in draft.cold)), initial=0))
+    wide = [*draft.wide, *(n for _, _, n, _, _ in draft.cold)]
+    own_rows, made = len(draft.rows), len(draft.cold)
+    chunk = SHORT_CHUNK if not made and max(draft.rows, default=0) <= SHORT_ROW else CHUNK
+    chunks = list(accumulate((-(-(b - a) // chunk) for a, b in pairwise(bounds)), initial=0))
+    kept = (*(c for _, _, c in draft.inside), *(c for _, c in draft.finals))
+    add = numbers.add
+    parts = {
+        "take": add(draft.take),
+        "positions": add(draft.positions),
+        "extra": add(draft.extra),
+        "plain": add(draft.plain),
+        "linear": add([*draft.own, *cold_places]),
+        "bounds": add(bounds),
+        "of_request": add([0, *draft.row_ends, *range(own_rows + 1, own_rows + made + 1)]),
+        "states": add([*draft.states, *[-1] * made]),
+        "jump": add([*draft.jump, *[-1] * made]),
+        "wide": add(list(accumulate(wide, initial=0))),
+        "behind": add([*draft.behind, *[-1] * made]),
+        "after": add([*draft.after, *[-1] * made]),
+        "last": add(draft.last),
+        "last_states": add(draft.last_states),
+        "own_bounds": add(draft.own_bounds),
+        "own_positions": add(draft.own_positions),
+        "cells": add(np.concatenate(draft.cells)),
+        "cell_bounds": add(list(accumulate(draft.cell_counts, initial=0))),
+        "blocks": add([entry.block for entry, *_ in draft.cold]),
+        "cold_bounds": add(cold_bounds),
+        "cold_positions": add([at for _, _, n, _, _ in draft.cold for at in range(n)]),
+        "interior": add([own + at for each in inner for at in each]),
+        "interior_bounds": add(list(accumulate(map(len, inner), initial=0))),
+        "places": add([at for each in inner for at in each]),
+        "cold_slots": add(np.concatenate([[], *(entry.slots for entry, *_ in draft.cold)])),
+        "cold_windows": add([own + at for each in inner for at in range(each.stop - window, each.stop)]),
+        "chunks": add([chunks[row] for row, _, _ in draft.inside]),
+        "windows": add([at for _, end, _ in draft.inside for at in range(end - window, end)]),
+        "finals": add([state for state, _ in draft.finals]),
+    }
+    moved = {late: _moved(numbers, draft.moves[late]) for late in (False, True)}
+    sent = numbers.send(device)
+    at = {name: sent[where] for name, where in parts.items()}
+    linear = Linear(
+        chunk, at["linear"], at["bounds"], bounds, at["of_request"], at["states"], at["jump"], at["wide"], wide,
+        at["behind"], at["after"], at["last"], at["last_states"],
+    )  # fmt: skip
+    attended = Attended(
+        draft.seen,
+        at["linear"][:own],
+        at["own_bounds"],
+        at["own_positions"],
+        at["cells"],
+        at["cell_bounds"],
+        max(draft.cell_counts),
+    )
+    making = None
+    if made:
+        making = Making(
+            [(a, b, a, b) for a, b in pairwise(cold_bounds)], at["blocks"], at["linear"][own:], at["cold_bounds"],
+            at["cold_positions"], max(wide[-made:]), at["interior"], at["interior_bounds"], at["places"],
+            at["cold_slots"], at["cold_windows"].view(made, window),
+        )  # fmt: skip
+    windows = at["windows"].view(len(draft.inside), window)
+    return PassBatch(
+        at["take"], at["extra"], at["positions"], draft.lengths, at["plain"], draft.plain_rows, linear, attended,
+        *(None if where is None else Moves(*(sent[part] for part in where)) for where in (moved[False], moved[True])),
+        making,
+        Saves(at["chunks"], windows, at["finals"], kept) if kept else None,
+    )  # fmt: skip
+
+
+def _moved(numbers: _Numbers, moves: list[tuple[Entry, int, int, int, int]]) -> tuple[slice, ...] | None:
+    if not moves:
+        return None
+    return (
+        numbers.add(np.concatenate([entry.slots[first : first + n] for entry, first, _, n, _ in moves])),
+        numbers.add([at for _, _, start, n, _ in moves for at in range(start, start + n)]),
+        numbers.add(list(accumulate((n for _, _, _, n, _ in moves), initial=0))),
+        numbers.add([delta for *_, delta in moves]),
+    )

@@ -1,0 +1,204 @@
+"""The forward pass of a batch with composed prompts: a shorter stream of tokens, and layers that know its rows.
+
+SGLang builds a ForwardBatch, plans its attention backends, and calls them layer by layer. The first is given the
+shorter stream; the others run as ever for plain requests, over a ForwardBatch of these alone, and by `attention` and
+`linear` for composed ones. Models, sampling and memory stay SGLang's. Not run on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_hybrid.engine.segments.attention import AttentionPass
+from sglang_hybrid.engine.segments.batch import PassBatch
+from sglang_hybrid.engine.segments.composer import Composer
+from sglang_hybrid.engine.segments.draft import build
+from sglang_hybrid.engine.segments.linear import LinearPass, Pools
+
+
+@dataclass(slots=True)
+class _Running:
+    """The batch whose forward pass runs, or comes next; `plain` is the ForwardBatch of its plain requests, if any.
+
+    `lengths` are those by which the pass knows the batch for its own: SGLang copies a ForwardBatch on the way.
+    """
+
+    composer: Composer
+    batch: PassBatch
+    slots: Tensor
+    lengths: list[int]
+    attention: AttentionPass | None = None
+    linear: LinearPass | None = None
+    plain: Any = None
+    backend: Any = None
+
+
+_running: _Running | None = None
+
+
+def running(forward_batch: Any) -> _Running | None:
+    """The composed batch that `forward_batch` is, None for another."""
+    if _running is None or not forward_batch.forward_mode.is_extend():
+        return None
+    return _running if list(forward_batch.extend_seq_lens_cpu or ()) == _running.lengths else None
+
+
+def shorten(composer: Composer, original: Callable[..., Any], cls: Any, batch: Any, runner: Any, **kwargs: Any) -> Any:
+    """ForwardBatch.init_new of a batch that may hold composed requests."""
+    global _running
+    _running = None
+    composed = composer.composed(batch) if batch.forward_mode.is_extend() else []
+    if not composed:
+        return original(cls, batch, runner, **kwargs)
+    device = batch.out_cache_loc.device
+    table = runner.req_to_token_pool.req_to_token
+    window = composer.seams.window
+    made = build(batch.prefix_lens, batch.extend_lens, composed, table.shape[1], window, device)
+    _running = _Running(composer, made, batch.out_cache_loc, made.lengths)
+    short = copy.copy(batch)
+    short.input_ids = torch.cat([batch.input_ids, made.extra.to(batch.input_ids.dtype)])[made.take]
+    nowhere = batch.out_cache_loc.new_zeros(len(made.extra))  # SGLang's padding slot; what is run there is kept by us
+    short.out_cache_loc = torch.cat([batch.out_cache_loc, nowhere])[made.take]
+    short.extend_lens = made.lengths
+    whole = zip(batch.prefix_lens, batch.extend_lens, made.lengths, strict=True)
+    short.prefix_lens = [max(0, prefix + extend - run) for prefix, extend, run in whole]
+    starts = zip(batch.extend_logprob_start_lens, batch.extend_lens, made.lengths, strict=True)
+    short.extend_logprob_start_lens = [run - (extend - start) for start, extend, run in starts]
+    short.extend_num_tokens = len(made.take)
+    result = original(cls, short, runner, **kwargs)
+    result.positions = made.positions.to(result.positions.dtype)
+    if result.mrope_positions is not None:  # of text all three are the same
+        tokens = made.linear.tokens
+        result.mrope_positions[:, tokens] = made.positions[tokens].to(result.mrope_positions.dtype)
+    return result
+
+
+def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
+    """HybridLinearAttnBackend.init_forward_metadata: SGLang's for plain requests, ours for composed ones."""
+    now = running(forward_batch)
+    if now is None:
+        return original(backend, forward_batch)
+    batch, composer = now.batch, now.composer
+    now.backend = backend
+    if batch.plain_rows:
+        now.plain = _plain(forward_batch, batch, composer)
+        original(backend, now.plain)
+    pool = backend.token_to_kv_pool
+    keys, values = composer.kv(pool)
+    now.attention = AttentionPass(
+        batch, composer.store, now.slots, backend.req_to_token_pool.req_to_token, composer.served.frequencies
+    )
+    now.attention.copy_early(keys, values)
+    slots = None
+    if batch.saves is not None:
+        slots = torch.cat([checkpoint.slot.view(-1) for checkpoint in batch.saves.checkpoints]).long()
+        for checkpoint in batch.saves.checkpoints:
+            checkpoint.written = True
+    now.linear = LinearPass(batch, slots, now.slots.device, composer.served.mode == "addition")
+    return None
+
+
+def _plain(forward_batch: Any, batch: PassBatch, composer: Composer) -> Any:
+    """`forward_batch` as if it had its plain requests only."""
+    rows, tokens = torch.tensor(batch.plain_rows), batch.plain
+    there = rows.to(forward_batch.seq_lens.device)
+    plain = copy.copy(forward_batch)
+    plain.batch_size = len(batch.plain_rows)
+    for name in _BY_REQUEST:
+        values = getattr(forward_batch, name, None)
+        if isinstance(values, Tensor):
+            setattr(plain, name, values[rows if values.device.type == "cpu" else there])
+        elif isinstance(values, list):
+            setattr(plain, name, [values[row] for row in batch.plain_rows])
+    for name in ("input_ids", "positions", "out_cache_loc"):
+        setattr(plain, name, getattr(forward_batch, name)[tokens])
+    plain.extend_num_tokens = len(tokens)
+    plain.seq_lens_sum = int(plain.seq_lens_cpu.sum())
+    plain.extend_start_loc = torch.cumsum(plain.extend_seq_lens, 0, dtype=torch.int32) - plain.extend_seq_lens
+    return plain
+
+
+_BY_REQUEST = (
+    "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens", "extend_seq_lens",
+    "extend_seq_lens_cpu", "extend_prefix_lens", "extend_prefix_lens_cpu", "extend_logprob_start_lens_cpu",
+    "mamba_track_indices", "mamba_track_mask", "mamba_track_seqlens", "mamba_prefill_track_mask_cpu",
+    "mamba_track_seqlens_cpu", "lora_ids", "rids",
+)  # fmt: skip
+"""Fields of a ForwardBatch with a value for each request, of those that attention backends read."""
+
+
+def extend(
+    original: Callable[..., Any],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    save_kv_cache: bool = True,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    mixed_qkv: Any = None,
+    a: Any = None,
+    b: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """HybridLinearAttnBackend.forward_extend of one layer."""
+    now = running(forward_batch)
+    if now is None or now.linear is None or now.attention is None:
+        return original(backend, layer, forward_batch, save_kv_cache, q, k, v, mixed_qkv, a, b, **kwargs)
+    batch, number = now.batch, layer.layer_id
+    tokens = batch.linear.tokens
+    if number in backend.full_attn_layers:
+        if save_kv_cache:
+            now.attention.keep(backend.token_to_kv_pool, layer, k, v)
+        pool = backend.token_to_kv_pool.get_kv_buffer(number)
+        found = now.attention.run(layer, now.composer.served.attention_layers[number], q, k, v, pool)
+        out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
+        out[tokens] = found
+        if now.plain is not None:
+            some = batch.plain
+            out[some] = original(backend, layer, now.plain, save_kv_cache, q[some], k[some], v[some], **kwargs)
+        return out
+    kept = now.composer.store.layers[now.composer.served.linear_layers[number]]
+    found = now.linear.delta(layer, kept, _pools(backend, number), mixed_qkv, a, b)
+    out = mixed_qkv.new_zeros(1, mixed_qkv.shape[0], *found.shape[1:])
+    out[0, tokens] = found
+    if now.plain is not None:
+        some = batch.plain
+        kwargs.pop("linear_attn_output", None)
+        parts = {"mixed_qkv": mixed_qkv[some], "a": a[some], "b": b[some]}
+        out[0, some] = original(backend, layer, now.plain, save_kv_cache, q, k, v, **parts, **kwargs)[0]
+    return out
+
+
+def mix(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Mamba2AttnBackend.forward of one layer; `original` runs it for plain requests."""
+    names = ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector", "use_triton_causal_conv")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    now = running(given["forward_batch"])
+    if now is None or now.linear is None:
+        return original(backend, *args, **kwargs)
+    hidden, number = given["hidden_states"], given["layer_id"]
+    tokens, composer = now.batch.linear.tokens, now.composer
+    kept = composer.store.layers[composer.served.linear_layers[number]]
+    pools = _pools(backend, number)
+    found = now.linear.mamba2(given["mixer"], kept, pools, hidden[tokens], given.get("mup_vector"))
+    out = given.get("output")
+    if out is None:
+        out = hidden.new_zeros(hidden.shape[0], found.shape[1])
+    out[tokens] = found
+    if now.plain is not None:
+        some = now.batch.plain
+        rest = given | {"hidden_states": hidden[some], "output": None, "forward_batch": now.plain}
+        out[some] = original(backend, **rest)
+    return out
+
+
+def _pools(backend: Any, layer_id: int) -> Pools:
+    cache = backend.req_to_token_pool.mamba2_layer_cache(layer_id)
+    return Pools(cache.conv[0], cache.temporal)

@@ -1,0 +1,56 @@
+"""The places in SGLang at which segments have a say; registered only where they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.engine.cache.hooks import coordinator_of
+from sglang_hybrid.engine.cache.requests import tracked
+from sglang_hybrid.engine.segments import forward, schedule
+from sglang_hybrid.engine.segments.composer import Composer
+
+
+def composer_of(cache: Any) -> Composer | None:
+    """The composer of a cache, None for caches without segments."""
+    coordinator = coordinator_of(cache)
+    return None if coordinator is None else coordinator.composer
+
+
+def reserve(configurator: Any, rest: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of how SGLang divides the memory that is left, `rest` in GiB: segments have theirs first."""
+    taken = HybridConfig.from_environment().segment_memory_gb * 1e9 / (1 << 30)
+    return (configurator, rest - taken), {}
+
+
+def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of PrefillAdder.add_chunked_req."""
+    composer = composer_of(adder.tree_cache)
+    if composer is None or composer.prompt(req) is None:
+        return original(adder, req, *args, **kwargs)
+    return schedule.continue_chunk(composer, original, adder, req)
+
+
+def track(original: Callable[..., Any], batch: Any, req: Any) -> Any:
+    """AROUND hook of what SGLang tracks of a pass: of a composed one our own rows save the states."""
+    segments = tracked(req).segments
+    if not segments or segments.open is None or not segments.open.composed:
+        return original(batch, req)
+    names = ("mamba_last_track_idx", "mamba_next_track_idx", "mamba_last_track_seqlen")
+    before = {name: getattr(req.kv, name) for name in names}
+    entry = original(batch, req)
+    for name, value in before.items():
+        setattr(req.kv, name, value)
+    return entry._replace(track_mask=False, track_seqlen=-1)
+
+
+def shorten(original: Callable[..., Any], cls: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of ForwardBatch.init_new."""
+    composer = composer_of(batch.tree_cache)
+    if composer is None:
+        return original(cls, batch, *args, **kwargs)
+    return forward.shorten(composer, original, cls, batch, *args, **kwargs)
+
+
+plan, extend = forward.plan, forward.extend

@@ -1,0 +1,152 @@
+"""The linear layers of a batch with composed prompts: rows over jumped segments, and segments that are made.
+
+A segment is made by itself, from a zero state: its transition and end state over the interior go into its block, and
+only then do the rows run, which may jump over it in the same pass (HYPIC, sections 4.2 and 4.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sglang_hybrid.engine.segments import stages
+from sglang_hybrid.engine.segments.batch import PassBatch
+from sglang_hybrid.engine.segments.store import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """One layer's states in SGLang's pools: `window` [slots, channels, tokens], `temporal` [slots, heads, V, K]."""
+
+    window: Tensor
+    temporal: Tensor
+
+
+class LinearPass:
+    """The linear layers of one batch; `slots` are where its checkpoints go ([n], in the order of `batch.saves`).
+
+    `adds`, for study: end states are added up, as if a segment did nothing to the states before it.
+    """
+
+    def __init__(self, batch: PassBatch, slots: Tensor | None, device: torch.device, adds: bool = False) -> None:
+        self.batch, self._adds = batch, adds
+        self.chunks = stages.Chunks(tuple(batch.linear.host_bounds), batch.linear.chunk, device)
+        self._slots = slots
+
+    def delta(self, module: Any, kept: Layer, pools: Pools, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """A gated delta rule: inputs [tokens of the stream, ...] of SGLang's RadixLinearAttention `module`.
+
+        Returns [linear tokens, heads, V] in the dtype of `mixed`.
+        """
+        from sglang.srt.layers.attention.linear import gdn_backend
+
+        tokens = self.batch.linear.tokens
+        before, a, b = mixed[tokens], a[tokens], b[tokens]
+        after = self._convolved(gdn_backend.causal_conv1d_fn, before, module, kept, pools)
+        q, k, v = after.split([module.q_dim, module.k_dim, module.v_dim], -1)
+        q = q.unflatten(-1, (module.num_q_heads, -1)).float()
+        k = k.unflatten(-1, (module.num_k_heads, -1)).float()
+        v = v.unflatten(-1, (module.num_v_heads, -1)).float()
+        g, beta = gdn_backend.fused_gdn_gating(module.A_log, a, b, module.dt_bias)
+        q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
+        return self._run(kept, pools, q, k, v, g[0].float(), beta[0].float()).to(mixed.dtype)
+
+    def mamba2(self, mixer: Any, kept: Layer, pools: Pools, hidden: Tensor, mup: Tensor | None) -> Tensor:
+        """A whole Mamba-2 mixer of SGLang over `hidden` [linear tokens, hidden size]."""
+        from sglang.srt.layers.attention.mamba import mamba
+
+        ranks = mixer.tp_size
+        projected, _ = mixer.in_proj(hidden)
+        if mup is not None:
+            projected = projected * mup
+        inner, state = mixer.intermediate_size // ranks, mixer.groups_ssm_state_size // ranks
+        gate, before, dt = projected.split([inner, mixer.conv_dim // ranks, mixer.num_heads // ranks], -1)
+        after = self._convolved(mamba.causal_conv1d_fn, before, mixer, kept, pools)
+        x, b, c = after.float().split([inner, state, state], -1)
+        x = x.unflatten(-1, (mixer.num_heads // ranks, -1))
+        b, c = (each.unflatten(-1, (mixer.n_groups // ranks, -1)) for each in (b, c))
+        dt = F.softplus(dt.float() + mixer.dt_bias.float())
+        y = self._run(kept, pools, c, b, x * dt.unsqueeze(-1), dt * mixer.A.float(), None)
+        y = (y + x * mixer.D.float().unsqueeze(-1)).flatten(1).to(hidden.dtype)
+        out, _ = mixer.out_proj(mixer.norm(y, gate))
+        return torch.as_tensor(out)
+
+    def _convolved(self, convolve: Any, x: Tensor, module: Any, kept: Layer, pools: Pools) -> Tensor:
+        """The short convolution of `x` [linear tokens, channels] and its activation, each row behind what it follows.
+
+        Leaves the windows of requests, segments and checkpoints behind.
+        """
+        linear, making, saves = self.batch.linear, self.batch.making, self.batch.saves
+        if making is not None:  # what a tail of this very pass looks back on
+            kept.window[making.blocks] = x[making.windows].mT.to(kept.window.dtype)
+        behind, after = linear.behind, linear.after
+        windows = kept.window[behind.clamp(min=0)]
+        own = pools.window[after.clamp(min=0)]
+        windows = torch.where((behind >= 0)[:, None, None], windows, own)
+        windows = windows.masked_fill_((behind.clamp(min=-1) + after.clamp(min=-1) == -2)[:, None, None], 0)
+        weight, bias = _convolution(module)
+        rows = torch.arange(len(linear.wide_lengths), device=x.device, dtype=torch.int32)
+        out = convolve(
+            x.mT,
+            weight,
+            bias,
+            activation=module.activation,
+            conv_states=windows,
+            has_initial_state=torch.ones_like(rows, dtype=torch.bool),
+            cache_indices=rows,
+            query_start_loc=linear.wide.int(),
+            seq_lens_cpu=linear.wide_lengths,
+        )
+        pools.window[linear.last_states] = windows[linear.last]
+        if saves is not None and self._slots is not None:
+            inside = saves.windows.shape[0]
+            pools.window[self._slots[:inside]] = x[saves.windows].mT.to(pools.window.dtype)
+            pools.window[self._slots[inside:]] = pools.window[saves.finals]
+        return torch.as_tensor(out).mT[: x.shape[0]]
+
+    def _run(
+        self, kept: Layer, pools: Pools, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
+    ) -> Tensor:
+        """The recurrence over all rows, in float32: [linear tokens, heads, V]. Updates the states."""
+        from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
+        from sglang_hybrid_kernels.chunk_transition import chunk_transition
+
+        linear, making, saves = self.batch.linear, self.batch.making, self.batch.saves
+        if making is not None:
+            at = making.interior
+            chunk_transition(
+                k[at], v[at], g[at], None if beta is None else beta[at], making.interior_bounds, making.blocks,
+                kept.end_state, kept.transition, end_state_scale=kept.end_state_scale,
+                transition_scale=kept.transition_scale, vanishing=kept.vanishing, delta=beta is not None,
+                check_slots=False,
+            )  # fmt: skip
+            if self._adds:
+                kept.leave_alone(making.blocks)
+        cut = stages.before(self.chunks, q, k, v, g, beta)
+        h, v_new = chunk_h_jump(
+            k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
+            kept.transition, kept.end_state, transition_scale=kept.transition_scale,
+            end_state_scale=kept.end_state_scale, vanishing=kept.vanishing, chunk_size=linear.chunk, check_slots=False,
+        )  # fmt: skip
+        h = h[: self.chunks.count]
+        if saves is not None and self._slots is not None:
+            inside = saves.chunks.numel()
+            pools.temporal[self._slots[:inside]] = h[saves.chunks].to(pools.temporal.dtype)
+            pools.temporal[self._slots[inside:]] = pools.temporal[saves.finals]
+        return stages.behind(self.chunks, cut, h, v_new)
+
+
+def _convolution(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight [channels, width] and bias of a module's short convolution."""
+    if hasattr(module, "conv_weights"):
+        return module.conv_weights, module.bias
+    weight = module.conv1d.weight
+    return weight.view(weight.size(0), weight.size(2)), module.conv1d.bias
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

@@ -1,0 +1,35 @@
+"""What a request marks, as `custom_params`: checked in the HTTP process, read in the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.segment.geometry import MOST_SEGMENTS, Range, checked
+
+KEY = "segments"
+"""Key of a request's `custom_params`: [[start, end], ...], token positions of its prompt."""
+
+LOST = "segments_lost"
+"""Key beside it: how many marks of the request became plain text, for they have no place in its prompt."""
+
+
+def marks(custom_params: Any) -> bool:
+    """Whether a request says anything of segments."""
+    return isinstance(custom_params, dict) and custom_params.get(KEY) is not None
+
+
+def named(custom_params: Any, prompt_tokens: int) -> tuple[Range, ...]:
+    """The segments of a request; raises ConfigError, which names the field, for what is none in its prompt."""
+    if not marks(custom_params):
+        return ()
+    try:
+        return checked(custom_params[KEY], prompt_tokens)
+    except ConfigError as error:
+        raise ConfigError(f"custom_params.{KEY}: {error}") from error
+
+
+def lost(custom_params: Any) -> int:
+    """How many marks became plain text; a client can say anything here, but nothing large."""
+    count = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0
+    return count if type(count) is int and 0 < count <= MOST_SEGMENTS else 0

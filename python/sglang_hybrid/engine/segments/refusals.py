@@ -1,0 +1,70 @@
+"""What segments cannot be served with, said before a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.layers import LatentAttention
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import compat
+
+_FLAGS = {
+    "disable_radix_cache": "a composed prompt is kept in the cache, so it must be on",
+    "enable_unified_memory": "SGLang's unified pool moves KV while a pass runs",
+    "enable_page_major_kv_layout": "KV and states are read layer by layer",
+    "enable_linear_replayssm": "a composed state has no ring of inputs behind it",
+    "enable_linear_replayssm_spec": "a composed state has no ring of inputs behind it",
+    "enable_int8_mamba_checkpoint": "checkpoints of composed prompts are states of the pool",
+    "enable_mixed_chunk": "a pass of composed prompts decodes nobody",
+    "enable_two_batch_overlap": "a composed pass cannot be split between two streams",
+    "enable_dp_attention": "it was not tried with data parallel attention",
+    "enable_lora": "it was not tried with adapters",
+    "enable_deterministic_inference": "it ends passes at places of its own",
+    "enable_hierarchical_cache": "it was not tried with a host tier",
+    "enable_session_radix_cache": "sessions order evictions by themselves",
+    "speculative_algorithm": "draft layers would need seams of their own",
+    "prefill_only_disable_kv_cache": "there is no KV to copy",
+}
+_AT_MOST_ONE = ("pp_size", "dp_size", "dcp_size", "attn_cp_size")
+_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
+
+
+def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
+    """Raise ConfigError if segments were asked for and cannot work with SGLang's final settings `namespace`."""
+    if config.segments != "on":
+        return
+    if config.backend != "hybrid":
+        raise _refusal("composed prompts live in our cache", f"--hybrid-backend {config.backend}")
+    if compat.engine_version() != compat.PRIMARY:
+        raise _refusal(f"they were run with SGLang {compat.PRIMARY} only", compat.engine_version())
+    if config.memory == "elastic":
+        raise _refusal("their memory does not share the elastic budget yet", "--hybrid-memory elastic")
+    for name, reason in _FLAGS.items():
+        if getattr(namespace, name, None):
+            raise _refusal(reason, "--" + name.replace("_", "-"))
+    for name in _AT_MOST_ONE:
+        if (getattr(namespace, name, 1) or 1) > 1:
+            raise _refusal(
+                "of several ranks, only tensor-parallel ones agree about entries",
+                f"--{name.replace('_', '-')} {getattr(namespace, name)}",
+            )
+    if getattr(namespace, "disaggregation_mode", "null") != "null":
+        raise _refusal("PD transfers what one pass computed", f"--disaggregation-mode {namespace.disaggregation_mode}")
+    if namespace.kv_cache_dtype not in _DTYPES:
+        raise _refusal("scaled keys cannot be turned", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
+    if spec is None or not spec.kv_bytes_per_token or not spec.is_recurrent:
+        raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
+    if any(isinstance(layer, LatentAttention) for layer in spec.layers):
+        raise _refusal("latent KV (MLA) is not moved by a rotation", namespace.model_path)
+    other = {layer.kind for layer in spec.layers if layer.temporal_elements(1)} - _KINDS
+    if other:
+        raise _refusal("states of gated delta rules and Mamba-2 are composed, not those of", ", ".join(sorted(other)))
+
+
+_KINDS = {"gdn", "mamba2"}
+
+
+def _refusal(reason: str, value: str) -> ConfigError:
+    return ConfigError(f"segments cannot be served: {reason}; change it or drop --hybrid-segments: {value}")

@@ -1,0 +1,14 @@
+"""Segments: stretches of prompts that are reused at any position, behind any text. Decisions only, no tensors.
+
+| what                                                            | where       |
+|-----------------------------------------------------------------|-------------|
+| a prompt that clients split by a separator                      | split.py    |
+| seams, interiors, and what a client may mark                    | geometry.py |
+| what an entry is known by, in the index and in the prefix tree  | keys.py     |
+| the memory of entries: states and KV in blocks of one buffer    | blocks.py   |
+| entries, their reuse and their eviction                         | index.py    |
+| the segments of one prompt, and how far a pass of it goes       | prompt.py   |
+| what one pass runs, copies and jumps over                       | passes.py   |
+
+Source: HYPIC (papers.md); where this goes beyond it, decisions.md says why.
+"""

@@ -1,0 +1,215 @@
+"""Entries: segments whose states and KV are kept, and which leave for others when memory is short.
+
+How often segments come is learned from a history that outlives eviction; `order` says what an entry is worth by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.reuse.classes import PRIORS
+from sglang_hybrid.prefix.reuse.history import History
+from sglang_hybrid.prefix.reuse.table import ReuseTable
+from sglang_hybrid.prefix.tree.mark import LATER, Mark
+from sglang_hybrid.prefix.tree.tokens import Tokens
+from sglang_hybrid.segment.blocks import Blocks, Slots
+from sglang_hybrid.segment.keys import Key
+from sglang_hybrid.segment.order import ByValue, Order
+
+COLD, EVICTED, REFUSED = "segment_cold", "segment_evicted", "segment_refused"
+"""Why a segment's interior is computed, as `prefix.misses` names it."""
+
+_WORDS = 3  # of 30 bits, by which the history knows a segment
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One segment's interior of `tokens` tokens: its states in `block`, its KV in `slots` ([tokens] int64).
+
+    `making` until the pass that computes it is certain to run; `void` if that never will. `pins` counts the requests
+    that rely on it. `alive` while it can be found.
+    """
+
+    key: Key
+    tokens: int
+    block: int
+    slots: Slots
+    mark: Mark
+    number: int
+    making: bool = True
+    pins: int = 0
+    hits: int = 0
+    alive: bool = True
+    void: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to entries since the start."""
+
+    hits: int = 0
+    made: int = 0
+    evicted: int = 0
+    refused: int = 0
+    dropped: int = 0
+    reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes that an entry holds: `state_bytes`, and `token_bytes` for each token of its interior."""
+
+    model: ModelSpec
+    state_bytes: int
+    token_bytes: int
+
+    def density(self, tokens: int) -> float:
+        """FLOPs that a reuse of `tokens` saves, per byte."""
+        return float(self.model.prefill_flops(tokens)) / (self.state_bytes + tokens * self.token_bytes) or 1e-300
+
+
+@dataclass(slots=True)
+class SegmentIndex:
+    """The entries of one cache, over the memory of `blocks`. Times are in seconds and never run backwards."""
+
+    blocks: Blocks
+    costs: Costs
+    counts: Counts = field(default_factory=Counts)
+    history_marks: int = 100_000
+    order: Callable[[ReuseTable, Costs], Order] = ByValue
+    _entries: dict[Key, Entry] = field(default_factory=dict)
+    _next: int = 0
+    _history: History = field(init=False)
+    _order: Order = field(init=False)
+
+    def __post_init__(self) -> None:
+        table = ReuseTable(PRIORS)
+        self._history = History(table, max_tokens=(_WORDS + 1) * self.history_marks, max_marks=self.history_marks)
+        self._order = self.order(table, self.costs)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def find(self, key: Key) -> Entry | None:
+        """The entry of `key`, also one that is being made."""
+        return self._entries.get(key)
+
+    def sight(self, key: Key, now: float) -> Mark:
+        """A request with the segment begins: its mark in the history. Once a request, or the odds are wrong."""
+        tokens = _words(key)
+        known = self._history.observe(tokens, tokens.size, now, (_WORDS,))
+        self._history.shorten(tokens, _WORDS)  # no sequence ends here: what stands for the segment is the boundary
+        mark = known.declared[0][1]
+        if not known.marks:  # it lies near an end of the history's sequence, but is no end of a conversation
+            mark.site = LATER
+            mark.reuse_class = self._history.class_of(mark)
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.mark = mark
+            if not entry.pins:
+                self._order.put(entry)
+        return mark
+
+    def admit(self, key: Key, tokens: int, mark: Mark, now: float) -> Entry | None:
+        """An entry to be made, pinned once, with memory for an interior of `tokens`; None if others are worth more.
+
+        What is worth least goes for it, as far as it is not pinned.
+        """
+        if self.blocks.block_tokens + tokens > self.blocks.count * self.blocks.block_tokens:
+            return None
+        worth, going = self._order.worth(key, tokens, mark, now), list[Entry]()
+        while self._missing(tokens, going):
+            entry = self._order.pop(now)
+            if entry is not None:
+                going.append(entry)
+            if entry is None or self._order.worth(entry.key, entry.tokens, entry.mark, now) > worth:
+                for entry in going:
+                    self._order.put(entry)
+                return None
+        for entry in going:
+            self.counts.evicted += 1
+            entry.mark.evicted = True
+            self._remove(entry)
+        slots = self.blocks.take_tokens(tokens)
+        made = Entry(key, tokens, self.blocks.take_state(), slots, mark, self._next, pins=1)
+        self._next += 1
+        self._entries[key] = made
+        mark.evicted = False
+        return made
+
+    def _missing(self, tokens: int, going: list[Entry]) -> bool:
+        """Whether there is no room for one more entry even without `going`; their slots may come free in part."""
+        slots = sum(entry.tokens for entry in going)
+        return self.blocks.missing(1, max(0, tokens - slots)) > len(going)
+
+    def pin(self, entry: Entry) -> None:
+        """A request relies on `entry`: it stays until `unpin`."""
+        entry.pins += 1
+        self._order.discard(entry)
+
+    def unpin(self, entry: Entry) -> None:
+        """A request relies on `entry` no longer; one that was dropped meanwhile gives its memory back now."""
+        if entry.pins < 1:
+            raise InvariantError(f"an entry is unpinned as often as it was pinned: {entry.key.hex()}")
+        entry.pins -= 1
+        if not entry.pins:
+            if entry.alive:
+                self._order.put(entry)
+            else:
+                self._release(entry)
+
+    def drop(self, entry: Entry) -> None:
+        """Forget `entry`; its memory comes back once nobody relies on it."""
+        if entry.alive:
+            self.counts.dropped += 1
+            self._remove(entry)
+
+    def abandon(self, entry: Entry) -> None:
+        """The pass that was to make `entry` does not run. Whoever relies on it has to begin anew."""
+        entry.void = True
+        if entry.alive:
+            self._remove(entry)
+
+    def clear(self) -> None:
+        """Drop every entry: the model's weights changed, or somebody asked for an empty cache."""
+        for entry in list(self._entries.values()):
+            self.drop(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        entry.alive = False
+        del self._entries[entry.key]
+        self._order.discard(entry)
+        if not entry.pins:
+            self._release(entry)
+
+    def _release(self, entry: Entry) -> None:
+        self.blocks.give_state(entry.block)
+        self.blocks.give_tokens(entry.slots)
+
+    def check(self) -> None:
+        """Raise InvariantError unless entries, their order and their memory tell one story."""
+        self.blocks.check()
+        self._history.check()
+        self._order.check()
+        held = sum(entry.tokens for entry in self)
+        free = self.blocks.free_tokens + self.blocks.free_blocks * self.blocks.block_tokens
+        offered = sum(1 for entry in self if not entry.pins)
+        if offered != len(self._order):
+            raise InvariantError(f"entries that nobody relies on can leave: {offered}, {len(self._order)} in order")
+        if any(not entry.alive or entry.void or entry.key != key for key, entry in self._entries.items()):
+            raise InvariantError(f"what was given up is found no more: {len(self._entries)} entries")
+        if held + len(self._entries) * self.blocks.block_tokens + free > self.blocks.count * self.blocks.block_tokens:
+            raise InvariantError(f"entries hold more than there is: {held} tokens, {len(self._entries)} states")
+
+
+def _words(key: Key) -> Tokens:
+    words = np.frombuffer(key[: 4 * _WORDS], np.int32) & 0x3FFFFFFF
+    return np.append(words, np.int32(0)).astype(np.int32)

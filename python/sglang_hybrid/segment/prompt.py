@@ -1,0 +1,307 @@
+"""The segments of one prompt: which are reused, which are computed and kept, and how far a pass goes."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.prefix.tree.mark import Mark
+from sglang_hybrid.segment.geometry import Range, Seams
+from sglang_hybrid.segment.index import COLD, EVICTED, REFUSED, Entry, SegmentIndex
+from sglang_hybrid.segment.keys import CODES, Identity, Key, codes
+from sglang_hybrid.segment.passes import Cold, Pass, assemble
+
+SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_ineligible", "segment_seam"
+"""Why tokens of a segment are computed like plain text, as `prefix.misses` names it."""
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
+    to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
+    not. `coded`: its codes stand in the prompt's key, also where it turns out to be computed as plain text. A next turn
+    cannot know which segments found room, and what is exact may serve where less was promised.
+    """
+
+    range: Range
+    interior: Range
+    key: Key
+    able: bool
+    composed: bool
+    coded: bool
+    reason: str = ""
+    entry: Entry | None = None
+    decided: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.range[1] - self.range[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a pass may run: `tokens` through the model now, `most` in an empty pass; it ends at a multiple of `page`."""
+
+    tokens: int
+    most: int
+    page: int = 1
+
+
+@dataclass(slots=True)
+class SegmentedPrompt:
+    """The segments of one prompt `ids` (int64), from its arrival to the end of its prefill.
+
+    A pass is decided on by `begin`, and then either runs (`commit`) or does not (`revoke`). `names` are what segments
+    are known by where tokens do not tell it, as in a log of hashes; otherwise it is their tokens.
+    """
+
+    ids: array[int]
+    ranges: tuple[Range, ...]
+    seams: Seams
+    identity: Identity
+    namespace: str | None = None
+    names: Sequence[int] | None = None
+    segments: list[Segment] = field(init=False)
+    reused_tokens: int = 0
+    _pending: Entry | None = None
+    _open: Pass | None = None
+    _cold: list[Cold] = field(default_factory=list)
+    _new: list[Segment] = field(default_factory=list)
+    _marks: dict[Key, Mark] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.segments = [self._segment(number, each) for number, each in enumerate(self.ranges)]
+
+    def _segment(self, number: int, range_: Range) -> Segment:
+        low, high = range_
+        interior = self.seams.interior(range_)
+        # Some token of the prompt has to be run behind the last interior: its logits are asked for.
+        able = high - low >= self.seams.least and interior[1] < len(self.ids)
+        about = self.ids[low:high] if self.names is None else array("q", (self.names[number], high - low))
+        key = self.identity.key(about, self.namespace)
+        return Segment(range_, interior, key, able, able, able, "" if able else SHORT)
+
+    def forbid(self) -> None:
+        """The request may reuse no segment."""
+        for each in self.segments:
+            each.able = each.composed = each.coded = False
+            each.reason = INELIGIBLE
+
+    def keyed(self, ids: array[int], number: int | None = None) -> array[int]:
+        """`ids` of the prompt and what follows, as the prefix tree keys them; `number`: as if composed from there."""
+        found: array[int] | None = None
+        for n, each in enumerate(self.segments):
+            at = each.interior[0]
+            if at < len(ids) and (each.coded if number is None else each.able and n >= number):
+                found = ids[:] if found is None else found
+                found[at : at + CODES] = codes(each.key)[: len(ids) - at]
+        return ids if found is None else found
+
+    def first_behind(self, position: int) -> int:
+        """The number of the first segment that ends behind `position`, their count if none does."""
+        return next((n for n, each in enumerate(self.segments) if each.range[1] > position), len(self.segments))
+
+    def run_tokens(self, number: int, start: int, index: SegmentIndex) -> int:
+        """Tokens to be run from `start` on, if segments from `number` on are composed and nothing is made."""
+        saved = 0
+        for each in self.segments[number:]:
+            if each.able and each.interior[0] >= start and index.find(each.key) is not None:
+                saved += each.interior[1] - each.interior[0]
+        return len(self.ids) - start - saved
+
+    def misses(self, start: int, index: SegmentIndex) -> dict[str, int]:
+        """Tokens of segments that are computed behind `start`, by reason. What no pass came to is foretold."""
+        found: Counter[str] = Counter()
+        for low, high, each in self._ranges(start):
+            inside = max(0, min(high, each.interior[1]) - max(low, each.interior[0])) if each.composed else high - low
+            reason = each.reason
+            if not each.decided and each.composed:
+                reason = "" if index.find(each.key) is not None else COLD
+            found[SEAM] += high - low - inside
+            if reason:
+                found[reason] += inside
+        return {reason: count for reason, count in found.items() if count}
+
+    def behind(self, start: int) -> list[Range]:
+        """The parts behind `start` of the segments that `misses` counts."""
+        return [(low, high) for low, high, _ in self._ranges(start)]
+
+    def _ranges(self, start: int) -> Iterator[tuple[int, int, Segment]]:
+        for each in self.segments[self.first_behind(start) :]:
+            if each.composed or each.reason:
+                yield max(start, each.range[0]), each.range[1], each
+
+    def way(self, ids: array[int], cached: Callable[[array[int]], int], index: SegmentIndex) -> int:
+        """From which segment on composing leaves the fewest tokens to run: its number, for `compose_from`.
+
+        Of ways that are alike the one of which most is cached, then the one that makes most entries. `ids` are those of
+        the prompt that may be found cached, `cached(key)` says how many are along a key.
+        """
+        plain = cached(ids)
+        first, ways = self.first_behind(plain), dict[int, int]()
+        for number in {0, first, min(first + 1, len(self.segments))}:
+            key = self.keyed(ids, number)
+            ways[number] = plain if key is ids else cached(key)
+        return min(ways, key=lambda number: (self.run_tokens(number, ways[number], index), -ways[number], number))
+
+    def compose_from(self, number: int) -> None:
+        """Segments before `number` are plain text, the others are composed. Before the first pass is decided on."""
+        for n, each in enumerate(self.segments):
+            each.composed = each.coded = each.able and n >= number
+
+    @property
+    def open(self) -> Pass | None:
+        """The pass that was decided on and neither runs nor was revoked."""
+        return self._open
+
+    def begin(self, start: int, total: int, limits: Limits, index: SegmentIndex, now: float) -> Pass | None:
+        """Decide on a pass from `start` over a sequence of `total` tokens; None if it could run nothing now.
+
+        Passes of several prompts may be open at once, one batch: they are revoked in the reverse order, or all run.
+        """
+        self.revoke(index)
+        while True:
+            made, blocked = self._decided(start, total, limits, index, now)
+            if made.end > start and made.run_tokens:
+                self._open = made
+                return made
+            self.revoke(index)
+            if blocked is None or limits.tokens < limits.most:
+                return None
+            _set_plain(blocked, LONG)  # with what lies between it and a page's end it fits into no pass
+
+    def _decided(
+        self, start: int, total: int, limits: Limits, index: SegmentIndex, now: float
+    ) -> tuple[Pass, Segment | None]:
+        """The longest pass within `limits`, and the segment at which it ends for want of tokens to make its entry."""
+        end, left, stop, blocked = start, limits.tokens, total, None
+        for each in self.segments[self.first_behind(start) :]:
+            low, high = each.interior
+            if low >= total:
+                break
+            if not each.composed or high <= start:
+                continue
+            if not each.decided and start > low:
+                each.composed = False  # what is cached ends inside it, computed as plain text
+                continue
+            if low - end > left:
+                break
+            left -= max(0, low - end)
+            end = max(end, low)
+            if not each.decided and index.find(each.key) is None:
+                if each.tokens > limits.most:
+                    _set_plain(each, LONG)
+                    continue
+                if _price(each, limits.page, total) > left:
+                    stop, blocked = low, each
+                    break
+            if not each.decided:
+                left -= self._decide(each, index, now)
+            if each.entry is not None:
+                end = max(end, high)
+        end = min(end + left, stop)
+        end = end if end >= total else max(start, end // limits.page * limits.page)
+        for each in [each for each in self._new if each.interior[0] >= end]:
+            self._undecide(each, index)  # the pass does not come to it
+        interiors = [(each.interior, each.range[0], each.entry) for each in self.segments if each.entry is not None]
+        return replace(assemble(start, end, interiors, self._pending), cold=tuple(self._cold)), blocked
+
+    def _decide(self, each: Segment, index: SegmentIndex, now: float) -> int:
+        """Reuse `each`, make its entry, or take it for plain text; returns the tokens that are run to make it."""
+        entry, cold = index.find(each.key), 0
+        if each.key not in self._marks:
+            self._marks[each.key] = index.sight(each.key, now)
+        mark = self._marks[each.key]
+        if entry is not None:
+            index.pin(entry)
+        else:
+            each.reason = EVICTED if mark.evicted else COLD
+            entry = index.admit(each.key, each.interior[1] - each.interior[0], mark, now)
+            if entry is None:
+                each.composed, each.reason = False, REFUSED
+            else:
+                self._cold.append(Cold(entry, *each.range, each.interior))
+                cold = each.tokens
+        each.entry, each.decided = entry, True
+        self._new.append(each)
+        return cold
+
+    def commit(self, index: SegmentIndex) -> Pass:
+        """The open pass will run: what it makes is there for those that come behind it."""
+        made = self._open
+        if made is None:
+            raise InvariantError(f"a pass runs that was decided on before: {len(self.segments)} segments")
+        if any(segment.entry is not None and segment.entry.void for segment in self._new):
+            raise InvariantError(f"who relies on an entry that is not made begins its pass anew: {made.start}")
+        self._open, self._pending, fresh = None, made.pending, [cold.entry for cold in made.cold]
+        for entry in fresh:
+            entry.making = False
+        hits = {segment.range[0] for segment in self.segments if not segment.reason}
+        reused = sum(copy.tokens for copy in made.copies if copy.delta in hits)
+        self.reused_tokens += reused
+        index.counts.reused_tokens += reused
+        for segment in self._new:
+            if segment.entry is not None and not segment.reason:
+                segment.entry.hits += 1
+                index.counts.hits += 1
+            index.counts.refused += segment.reason == REFUSED
+        index.counts.made += len(fresh)
+        self._new.clear()
+        self._cold.clear()
+        for segment in self.segments:
+            if segment.entry is not None and segment.interior[0] < made.end and segment.entry is not made.pending:
+                self._let_go(segment, index)
+        return made
+
+    def revoke(self, index: SegmentIndex) -> None:
+        """The open pass does not run: as if it had not been decided on."""
+        self._open = None
+        for segment in list(self._new):
+            self._undecide(segment, index)
+
+    def _undecide(self, segment: Segment, index: SegmentIndex) -> None:
+        its = next((cold for cold in self._cold if cold.start == segment.range[0]), None)
+        if its is not None:
+            self._cold.remove(its)
+            index.abandon(its.entry)
+        self._let_go(segment, index)
+        segment.decided, segment.composed, segment.reason = False, True, ""
+        self._new.remove(segment)
+
+    def end(self, index: SegmentIndex) -> None:
+        """The prefill is over, maybe in its middle: nothing relies on entries for it any more."""
+        self.revoke(index)
+        self._pending = None
+        for segment in self.segments:
+            self._let_go(segment, index)
+
+    def restart(self, index: SegmentIndex) -> None:
+        """The request will begin anew: it was retracted."""
+        self.end(index)
+        for segment in self.segments:
+            segment.decided, segment.composed, segment.coded = False, segment.able, segment.able
+            if segment.able:
+                segment.reason = ""
+
+    @staticmethod
+    def _let_go(segment: Segment, index: SegmentIndex) -> None:
+        entry, segment.entry = segment.entry, None
+        if entry is not None:
+            index.unpin(entry)
+
+
+def _price(each: Segment, page: int, total: int) -> int:
+    """Tokens that are run to make the entry of `each` in a pass that comes to its interior.
+
+    All of the segment is run; and what follows up to a page's end, if none lies inside the interior.
+    """
+    low, high = each.interior
+    return each.tokens + max(0, min((low // page + 1) * page, total) - high)
+
+
+def _set_plain(each: Segment, reason: str) -> None:
+    """`each` is computed like plain text for this request, whatever becomes of the pass."""
+    each.composed, each.decided, each.reason = False, True, reason

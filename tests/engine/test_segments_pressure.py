@@ -1,0 +1,102 @@
+"""Segments where everything is short: KV, states, memory of segments, passes; with clients that hang up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.segment.geometry import Range
+from tests.engine.composition import Composition
+from tests.engine.support import Client, Prompt, eventually
+from tests.engine.test_segments import LOGPROB_ERROR, Asker, said
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (64, 97, 131, 150, 203, 260)
+
+SHORT = (
+    "--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.003",
+    "--max-total-tokens", "4096", "--max-mamba-cache-size", "24", "--max-running-requests", "6",
+    "--chunked-prefill-size", "384",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags"),
+    [("reader-gdn", ()), ("reader-mamba2", ("--mamba-radix-cache-strategy", "no_buffer"))],
+    ids=["gdn", "mamba2"],
+)
+def test_every_answer_is_right_and_everything_comes_back(
+    serve: Callable[..., Client], preset: str, flags: tuple[str, ...]
+) -> None:
+    asker = Asker(serve(preset, *SHORT, *flags), Composition(preset), seed=21)
+    documents = [asker.tokens(n) for n in LENGTHS] + [asker.tokens(n) for n in LENGTHS]
+    asked: list[tuple[Prompt, list[Range]]] = []
+    for number in range(60):
+        some = asker.rng.sample(documents, asker.rng.randint(1, 3))
+        prompt, segments = asker.prompt(some, asker.rng.randint(1, 80), asker.rng.choice([0, 9]))
+        asked.append((prompt, segments if number % 4 else []))
+    stop = threading.Event()
+
+    def rude() -> None:
+        while not stop.is_set():
+            prompt, segments = asked[asker.rng.randrange(len(asked))]
+            body: dict[str, Any] = {"max_new_tokens": 50, "custom_params": {"segments": [list(s) for s in segments]}}
+            connection = asker.client.asked(prompt, **body)
+            stop.wait(asker.rng.random() * 0.4)
+            connection.close()
+
+    thread = threading.Thread(target=rude)
+    thread.start()
+    try:
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda each: asker.ask(*each, tokens=20), asked))
+    finally:
+        stop.set()
+        thread.join()
+    for (prompt, segments), answer in zip(asked, answers, strict=True):
+        judge(asker, prompt, answer, segments)
+    # Nothing is held any more: documents that nobody has seen are kept at once, as many as there is room for.
+    asker.client.flush()
+    assert eventually(lambda: made(asker) > 200)
+
+
+def judge(asker: Asker, prompt: Prompt, answer: dict[str, Any], segments: Sequence[Range]) -> None:
+    """The answer is that of some set of composed segments: under pressure any may have been refused, or be exact."""
+    given = [each[0] for each in answer["meta_info"]["output_token_logprobs"]]
+    errors = {}
+    for some in (some for count in range(len(segments), -1, -1) for some in combinations(segments, count)):
+        wanted = asker.judge.logprobs(prompt, answer["output_ids"], some).tolist()
+        errors[some] = max(abs(a - b) for a, b in zip(given, wanted, strict=True))
+        if errors[some] < LOGPROB_ERROR:
+            return
+    best = asker.judge.logprobs(prompt, answer["output_ids"], min(errors, key=lambda some: errors[some])).tolist()
+    found = [round(a - b, 3) for a, b in zip(given, best, strict=True)]
+    raise AssertionError((len(prompt), segments, errors, found, answer["meta_info"]["cached_tokens_details"]))
+
+
+def made(asker: Asker) -> int:
+    """Tokens that two new documents of 150 tokens, asked for twice, reuse the second time."""
+    documents = [asker.tokens(150), asker.tokens(150)]
+    asker.ask(*asker.prompt(documents, 5), tokens=1)
+    return said(asker.ask(*asker.prompt(documents, 6), tokens=1))["segment_tokens"]
+
+
+def test_requests_that_are_retracted_begin_anew(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang takes running requests back when KV runs out; here it does so every few steps."""
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "4")
+    flags = ("--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.2")
+    asker = Asker(serve("reader-gdn", *flags, "--max-running-requests", "5"), Composition("reader-gdn"), seed=22)
+    documents = [asker.tokens(n) for n in LENGTHS]
+    asked = [asker.prompt(asker.rng.sample(documents, 2), asker.rng.randint(1, 80)) for _ in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda each: asker.ask(*each, tokens=24), asked))
+    for (prompt, segments), answer in zip(asked, answers, strict=True):
+        asker.check(prompt, answer, segments)
+    assert "etract" in asker.client.server.log.read_text(errors="replace")

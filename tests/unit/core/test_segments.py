@@ -1,0 +1,62 @@
+"""What segments cost, by their definition: T, S_C, windows and KV."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.segments import segment_costs
+from sglang_hybrid.core.spec import PRESETS, preset
+
+MIB = 2**20
+
+
+def test_qwen3_next() -> None:
+    """36 layers of 32 heads with T [128, 128] and S_C [128, 128], 8,192 channels of 3 tokens; 12 of 2 heads of 256."""
+    spec = preset("qwen3-next-80b-a3b")
+    costs = segment_costs(spec)
+    states, windows, flags = 36 * 32 * 2 * 128 * 128 * 2, 36 * 8192 * 3 * 2, 36 * 32
+    assert states == 72 * MIB
+    assert costs.state_bytes == states + windows + flags
+    assert costs.token_bytes * 1024 == 24 * MIB
+    assert costs.block_tokens == -(-costs.state_bytes // 24576) == 3145
+    assert costs.window == 3
+    assert costs.jump_flops == 36 * 32 * 2 * 128**3
+    assert costs.jump_flops < spec.prefill_flops(1), "a reuse computes less than a token, beside its seams"
+    scales = 36 * 2 * 32 * 128 * 4
+    assert segment_costs(spec, "int8").state_bytes == states // 2 + windows + flags + scales
+    assert segment_costs(spec, "float32").state_bytes == 2 * states + windows + flags
+
+
+def test_a_transition_of_mamba_2_is_a_number_for_each_head() -> None:
+    spec = preset("nemotron-h-8b")
+    costs = segment_costs(spec, "float32")
+    layers = spec.layer_counts["mamba2"]
+    states = layers * 128 * 64 * 128 * 4
+    windows = spec.conv_bytes
+    assert costs.state_bytes == states + windows + layers * (128 * 4 + 128)
+    assert costs.jump_flops == layers * 128 * 2 * 64 * 128
+
+
+def test_a_rank_holds_its_share() -> None:
+    spec = preset("qwen3-next-80b-a3b")
+    whole, rank = segment_costs(spec), segment_costs(spec.per_rank(2))
+    assert 2 * rank.state_bytes == whole.state_bytes
+    assert 2 * rank.token_bytes == whole.token_bytes
+    assert 2 * rank.jump_flops == whole.jump_flops
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "falcon-mamba-7b", "mamba-codestral-7b", "kimi-linear-48b-a3b", "lfm2-8b-a1b",
+             "ring-mini-linear-2.0", "jamba-1.5-mini"]
+)  # fmt: skip
+def test_other_models_have_no_segments(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"gated delta rules or Mamba-2 beside it: {name}"):
+        segment_costs(PRESETS[name])
+
+
+def test_what_a_user_gets_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"only the total costs of this model are known.*: marconi-7b"):
+        segment_costs(preset("marconi-7b"))
+    with pytest.raises(ConfigError, match="one of bfloat16, int8, float32: float16"):
+        segment_costs(preset("qwen3-next-80b-a3b"), "float16")
