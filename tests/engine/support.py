@@ -102,6 +102,9 @@ class Reference:
 
     # Two float32 implementations differ by about 2e-5 in a logit; a smaller gap between two tokens is a tie.
     tie = 2e-4
+    # Where two experts are as near as that, implementations take different ones, and all behind it differs: by chance
+    # one prompt in some thousands.
+    router_tie = 2e-6
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -116,11 +119,29 @@ class Reference:
         with self.torch.no_grad():
             return self.model(self.torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
 
+    def router_gap(self, tokens: Prompt) -> float:
+        """The smallest gap between the last expert that is taken and the first that is not, over layers and tokens."""
+        taken, gaps = getattr(self.model.config, "num_experts_per_tok", 0), [float("inf")]
+
+        def look(_: Any, __: Any, output: Any) -> None:
+            logits = output if self.torch.is_tensor(output) else output[0]
+            best = logits.sort(-1, descending=True).values
+            gaps.append((best[..., taken - 1] - best[..., taken]).min().item())
+
+        gates = [gate for name, gate in self.model.named_modules() if name.endswith("mlp.gate")]
+        hooks = [gate.register_forward_hook(look) for gate in gates]
+        self.logits(tokens[:-1], tokens[-1:])
+        for hook in hooks:
+            hook.remove()
+        return min(gaps)
+
     def assert_greedy(self, prompt: Prompt, output: Prompt, what: str = "") -> None:
         """Each token is the most likely one given those before it, up to a tie."""
         logits = self.logits(prompt, output)
         behind = logits.max(-1).values - logits.gather(1, self.torch.tensor(output)[:, None])[:, 0]
         worst = behind.max().item()
+        if worst > self.tie and self.router_gap(prompt + output) < self.router_tie:
+            return
         assert worst <= self.tie, f"{what} prompt of {len(prompt)} tokens: a token is {worst:.1e} below the best"
 
     def assert_same(self, prompt: Prompt, one: Prompt, other: Prompt, what: str = "") -> None:
