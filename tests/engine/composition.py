@@ -21,6 +21,10 @@ WINDOW = 3
 """Tokens that a convolution of the readers looks back on."""
 
 
+Isolated = tuple[Range, list[Tensor], list[Tensor]]
+"""Where a segment's interior lies, its inputs of every layer, and what every convolution gave there."""
+
+
 class _Spliced(nn.Module):
     """A short convolution that keeps its outputs, or takes those of some tokens from elsewhere."""
 
@@ -53,11 +57,25 @@ class Composition:
                 mixer.conv1d = _Spliced(mixer.conv1d)
             self._spliced.append(None if mixer is None else mixer.conv1d)
 
-    @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Range]) -> Tensor:
         """Log-probabilities of each token of `output`, greedy or not, behind `prompt` with these segments reused."""
+        return self.distributions(prompt, output, segments).gather(1, torch.tensor(list(output))[:, None])[:, 0]
+
+    @torch.no_grad()
+    def distributions(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        segments: Sequence[Range],
+        taken: list[Isolated] | None = None,
+    ) -> Tensor:
+        """Log-probabilities of all that could stand in place of each token of `output`, [len(output), vocabulary].
+
+        `taken`: what `isolated` gave for these tokens, if it is known.
+        """
         ids = torch.tensor([[*prompt, *output]])
-        x, taken = self.network.model.embed_tokens(ids), self._isolated(ids, segments)
+        x = self.network.model.embed_tokens(ids)
+        taken = self.isolated([*prompt, *output], segments) if taken is None else taken
         for number, layer in enumerate(self._layers):
             for (low, high), inputs, _ in taken:
                 x[:, low:high] = inputs[number]
@@ -71,14 +89,13 @@ class Composition:
                         spliced.given[:, low:high] = outputs[number]
             x = layer(x)
         x = self.network.model.get_submodule(self.network.model.last_norm)(x)
-        rows = x[0, len(prompt) - 1 : -1] if output else x[0, len(prompt) - 1 :]
-        logits = torch.nn.functional.linear(rows, self.network.model.embed_tokens.weight)
-        chosen = torch.tensor(list(output))[:, None]
-        return logits.log_softmax(-1).gather(1, chosen)[:, 0] if output else logits.log_softmax(-1)
+        rows = x[0, len(prompt) - 1 : -1]
+        return torch.nn.functional.linear(rows, self.network.model.embed_tokens.weight).log_softmax(-1)
 
-    def _isolated(self, ids: Tensor, segments: Sequence[Range]) -> list[tuple[Range, list[Tensor], list[Tensor]]]:
-        """Of each segment's interior: where it lies, its inputs of every layer, and what every convolution gave."""
-        found = []
+    @torch.no_grad()
+    def isolated(self, tokens: Sequence[int], segments: Sequence[Range]) -> list[Isolated]:
+        """What each segment of `tokens` gives by itself."""
+        ids, found = torch.tensor([list(tokens)]), []
         for start, end in segments:
             low, high = self.seams.interior((start, end))
             x, inputs, outputs = self.network.model.embed_tokens(ids[:, start:end]), [], []

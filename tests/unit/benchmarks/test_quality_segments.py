@@ -1,0 +1,78 @@
+"""What `benchmarks/quality/segments.py` composes and counts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.quality import segments
+from sglang_hybrid.demo.reader import tokens
+from sglang_hybrid.demo.reader.network import delta, ssd
+from tests.engine.composition import Composition
+
+
+def made(delta_rule: bool) -> tuple[Any, list[Tensor]]:
+    """A rule, and inputs of 50 tokens."""
+    torch.manual_seed(3)
+    g, beta = -torch.rand(1, 2, 50), torch.rand(1, 2, 50)
+    if delta_rule:
+        q, k = torch.randn(1, 2, 50, 8), delta.unit(torch.randn(1, 2, 50, 8))
+        return delta.gated_delta_rule, [q, k, torch.randn(1, 2, 50, 6), g, beta]
+    return ssd.state_space, [torch.randn(1, 2, 50, 6), torch.randn(1, 1, 50, 8), torch.randn(1, 1, 50, 8), g]
+
+
+@pytest.mark.parametrize("delta_rule", [True, False])
+def test_a_rule_goes_on_from_the_state_it_was_left_in(delta_rule: bool) -> None:
+    rule, inputs = made(delta_rule)
+    state, outputs = torch.zeros(()), []
+    for low, high in ((0, 13), (13, 13), (13, 50)):
+        out, state = segments._resumed(rule, [x[:, :, low:high] for x in inputs], state, delta_rule)
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs, 2), rule(*inputs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("delta_rule", [True, False])
+def test_what_is_added_up_passes_through_no_interior(delta_rule: bool) -> None:
+    rule, inputs = made(delta_rule)
+    adding = segments._adding(rule, [(0, 20)], delta_rule)
+    torch.testing.assert_close(adding(*inputs)[:, :, 20:], rule(*inputs)[:, :, 20:], atol=1e-5, rtol=1e-5)
+    found = segments._adding(rule, [(10, 20)], delta_rule)(*inputs)
+    torch.testing.assert_close(found[:, :, :10], rule(*inputs)[:, :, :10], atol=1e-5, rtol=1e-5)
+    before, _ = segments._resumed(rule, [x[:, :, :10] for x in inputs], torch.zeros(()), delta_rule)
+    assert before.shape[2] == 10
+    _, left = segments._resumed(rule, [x[:, :, 10:20] for x in inputs], torch.zeros(()), delta_rule)
+    _, start = segments._resumed(rule, [x[:, :, :10] for x in inputs], torch.zeros(()), delta_rule)
+    rest, _ = segments._resumed(rule, [x[:, :, 20:] for x in inputs], start + left, delta_rule)
+    torch.testing.assert_close(found[:, :, 20:], rest, atol=1e-5, rtol=1e-5)
+
+
+def test_documents_are_where_they_are_said_to_be() -> None:
+    encoded, ranges = segments.drawn(random.Random(5), 4, 5)
+    assert len(ranges) == 4
+    texts = [tokens.load().decode(encoded.ids[low:high], skip_special_tokens=False) for low, high in ranges]
+    assert all(text.startswith(tokens.DOCUMENT) and text.count(tokens.DOCUMENT) == 1 for text in texts)
+    assert max(high for _, high in ranges) < encoded.answers[0][1]
+
+
+@pytest.mark.parametrize("model", segments.READERS)
+def test_every_row_judges_the_same_answers(model: str) -> None:
+    rows = list(segments.cells(model, 2, 5, 1))
+    assert [row["composition"] for row in rows] == ["full", "seams 0", "seams 4", "seams 8", "seams 16", "addition"]
+    assert len({row["questions"] for row in rows}) == 1
+    assert rows[0]["kl"] == 0.0
+    assert all(row["kl"] > 1e-6 for row in rows[1:])
+
+
+def test_full_is_the_network_itself() -> None:
+    encoded, _ = segments.drawn(random.Random(6), 2, 5)
+    judge, first = Composition("reader-gdn"), encoded.answers[0][1]
+    keep = torch.zeros(1, len(encoded.ids), dtype=torch.bool)
+    keep[0, first - 1 : -1] = True
+    with torch.no_grad():
+        wanted = judge.network(torch.tensor([encoded.ids]), keep).log_softmax(-1)
+    found = segments._logprobs(judge, encoded.ids, first, [], adding=False)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
