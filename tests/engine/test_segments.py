@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,19 @@ def test_an_emptied_cache_has_no_segments(
     asker.client.flush()
     answer = said(asker.ask(*asker.prompt([document], 12)))
     assert (answer["segment_tokens"], answer["miss_segment_cold"]) == (0, 124), "what was emptied left for no other"
+
+
+def test_new_weights_drop_segments(
+    serve: Callable[..., Client], compositions: Callable[[str], Composition], models: Callable[[str], Path]
+) -> None:
+    asker = Asker(serve("reader-gdn", *ON), compositions("reader-gdn"), seed=12)
+    document, (one, two) = asker.tokens(140), (asker.tokens(10), asker.tokens(11))
+    asker.ask([*one, *document, 30], [(10, 150)])
+    assert asker.client.post("/update_weights_from_disk", {"model_path": str(models("reader-gdn"))})["success"]
+    prompt, segments = [*two, *document, 30], [(11, 151)]
+    answer = asker.ask(prompt, segments)
+    assert (said(answer)["segment_tokens"], said(answer)["miss_segment_cold"]) == (0, 124)
+    asker.check(prompt, answer, segments)
 
 
 def test_why_a_segment_is_computed(serve: Callable[..., Client], compositions: Callable[[str], Composition]) -> None:
