@@ -10,7 +10,7 @@ from sglang_hybrid.sim.workloads.shifts import KINDS
 
 
 def small(name: str, seed: int = 0) -> Trace:
-    shape = {"requests": 60} if name in ("fewshot", "rag") else {"sessions": 5}
+    shape = {"requests": 60} if name in ("fewshot", "rag", "documents") else {"sessions": 5}
     return generate(name, seed, **({} if name in {kind.__name__ for kind in KINDS} else shape))
 
 

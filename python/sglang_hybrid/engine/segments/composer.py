@@ -36,7 +36,7 @@ class Served:
 
 
 class Composer:
-    """Shared by the hooks of one scheduler. `now` gives seconds, the same on every rank; `count` counts an event."""
+    """Shared by the hooks of one scheduler. `now` gives seconds, the same on every rank; `event` counts one."""
 
     def __init__(
         self,
@@ -88,14 +88,12 @@ class Composer:
             return match(_rekeyed(params, prompt.keyed(params.key.token_ids)))
         prompt.restart(self.index)
         probe = dataclasses.replace(params, req=None, cow_mamba=False)
-        plain = len(match(probe).device_indices)
-        first = prompt.first_behind(plain)
-        ways = {first: plain} if first == len(prompt.segments) else {}
-        for number in sorted({0, first, min(first + 1, len(prompt.segments))}):
-            key = prompt.keyed(params.key.token_ids, number)
-            ways[number] = plain if key is params.key.token_ids else len(match(_rekeyed(probe, key)).device_indices)
-        number = min(ways, key=lambda n: (prompt.run_tokens(n, ways[n], self.index), -ways[n], n))
-        prompt.compose_from(number)
+        ids = params.key.token_ids
+
+        def cached(key: Any) -> int:
+            return len(match(_rekeyed(probe, key)).device_indices)
+
+        prompt.compose_from(prompt.way(ids, cached, self.index))
         return match(_rekeyed(params, prompt.keyed(params.key.token_ids)))
 
     def keyed(self, record: Tracked, ids: Any) -> Any:
