@@ -42,10 +42,9 @@ def test_what_is_added_up_passes_through_no_interior(delta_rule: bool) -> None:
     torch.testing.assert_close(adding(*inputs)[:, :, 20:], rule(*inputs)[:, :, 20:], atol=1e-5, rtol=1e-5)
     found = segments._adding(rule, [(10, 20)], delta_rule)(*inputs)
     torch.testing.assert_close(found[:, :, :10], rule(*inputs)[:, :, :10], atol=1e-5, rtol=1e-5)
-    before, _ = segments._resumed(rule, [x[:, :, :10] for x in inputs], torch.zeros(()), delta_rule)
+    before, start = segments._resumed(rule, [x[:, :, :10] for x in inputs], torch.zeros(()), delta_rule)
     assert before.shape[2] == 10
     _, left = segments._resumed(rule, [x[:, :, 10:20] for x in inputs], torch.zeros(()), delta_rule)
-    _, start = segments._resumed(rule, [x[:, :, :10] for x in inputs], torch.zeros(()), delta_rule)
     rest, _ = segments._resumed(rule, [x[:, :, 20:] for x in inputs], start + left, delta_rule)
     torch.testing.assert_close(found[:, :, 20:], rest, atol=1e-5, rtol=1e-5)
 

@@ -84,17 +84,16 @@ class Composer:
         prompt = self.prompt(params.req)
         if prompt is None:
             return match(params)
-        if not params.cow_mamba:  # a request that runs already: its own path
-            return match(_rekeyed(params, prompt.keyed(params.key.token_ids)))
-        prompt.restart(self.index)
-        probe = dataclasses.replace(params, req=None, cow_mamba=False)
         ids = params.key.token_ids
+        if params.cow_mamba:  # it begins; one that runs already has its own path
+            prompt.restart(self.index)
+            probe = dataclasses.replace(params, req=None, cow_mamba=False)
 
-        def cached(key: Any) -> int:
-            return len(match(_rekeyed(probe, key)).device_indices)
+            def cached(key: Any) -> int:
+                return len(match(_rekeyed(probe, key)).device_indices)
 
-        prompt.compose_from(prompt.way(ids, cached, self.index))
-        return match(_rekeyed(params, prompt.keyed(params.key.token_ids)))
+            prompt.compose_from(prompt.way(ids, cached, self.index))
+        return match(_rekeyed(params, prompt.keyed(ids)))
 
     def keyed(self, record: Tracked, ids: Any) -> Any:
         """`ids` of a request as the prefix tree keys them."""
