@@ -1,19 +1,23 @@
 """Prefill/decode pairs against one server, token for token; then servers of pairs killed, and who is left with what.
 
-    python -m benchmarks.serving.pd_equality [--requests 60] [--kills 6] [--only gdn/extra_buffer/64/128 ...]
+    python -m benchmarks.serving.pd_equality [--requests 60] [--kills 6] [--only gdn/extra_buffer/64/128 ...] [-- FLAGS]
 
 For a GDN and a Mamba-2 model, both strategies, pages of 1 and 64 tokens (no_buffer: 1) and two chunk sizes: prompts
 of lengths around every boundary, shared and continued prefixes, four at once, half of them streamed, through
 `sglang-hybrid cluster --prefill 1 --decode 1`. The one server has no cache. Where two outputs differ, transformers
-says whether the two tokens were a tie (closer than 2e-4 in a logit). Then the servers of the pair are killed by turns
-in the middle of requests: every client gets an answer or an error, and the server that lives has no request, page or
-slot left. SGLang itself compares its pools whenever it is idle, and its log is searched for complaints.
+says whether the two tokens were a tie (closer than 2e-4 in a logit). With `--checksums` every server that decodes
+compares the bytes of KV and state that arrived with those that left, and `checked` counts how often. A configuration
+may name the size of tensor parallelism behind the chunk. Then the servers of the pair are killed by turns in the middle
+of requests (`pd_kills` does it at every step of one): every client gets an answer or an error, and the server that
+lives has no request, page or slot left. SGLang itself compares its pools whenever it is idle, and its log is searched
+for complaints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
@@ -24,7 +28,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -36,12 +40,13 @@ from benchmarks.serving.equality import judged
 from sglang_hybrid.core.process import die_with_parent, free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.pairs import HANDOVER, said_by
 from tests.engine.prompts import prompts, words
 from tests.engine.support import Client, Reference
 
 POOLS = ("--max-mamba-cache-size", "40", "--max-running-requests", "4", "--max-total-tokens", "12032")
 ALONE = ("--disable-radix-cache", "--max-running-requests", "4")
-COMPLAINTS = "Traceback|leak detected|does not add up|AssertionError"
+COMPLAINTS = "Traceback|leak detected|does not add up|AssertionError|checksum mismatch"
 PATIENCE_S = 600.0
 SHORT, LONG = 24, 6000
 """Tokens of an answer, and of the prompts under which servers are killed."""
@@ -50,7 +55,9 @@ SHORT, LONG = 24, 6000
 class Pair:
     """A cluster of one server of either kind."""
 
-    def __init__(self, folder: Path, scratch: Path, flags: list[str]) -> None:
+    def __init__(
+        self, folder: Path, scratch: Path, flags: list[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.url, self.scratch = f"http://127.0.0.1:{free_port()}", scratch
         command = [sys.executable, "-m", "sglang_hybrid", "cluster", "--prefill", "1", "--decode", "1"]
         command += ["--model-path", str(folder), "--port", self.url.rpartition(":")[2], "--logs", str(scratch), "--"]
@@ -61,6 +68,7 @@ class Pair:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                env={**os.environ, **(environment or {})},
             )
 
     def get(self, url: str) -> Any:
@@ -129,9 +137,9 @@ def until(holds: Any, otherwise: str) -> None:
 
 
 @contextmanager
-def pair(folder: Path, flags: list[str]) -> Iterator[Pair]:
+def pair(folder: Path, flags: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory() as scratch:
-        made = Pair(folder, Path(scratch), flags)
+        made = Pair(folder, Path(scratch), flags, environment)
         try:
             made.wait()
             yield made
@@ -196,7 +204,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60, help="per configuration")
     parser.add_argument("--kills", type=int, default=6, help="per model, in its first configuration")
     parser.add_argument("--name", default="pd-equality", help="of the file of results (default: pd-equality)")
-    parser.add_argument("--only", nargs="*", help="configurations MODEL/STRATEGY/PAGE/CHUNK (default: all twelve)")
+    parser.add_argument("--only", nargs="*", help="MODEL/STRATEGY/PAGE/CHUNK[/RANKS] (default: all twelve)")
+    parser.add_argument("--checksums", action="store_true", help="compare the bytes of what is handed over")
+    parser.add_argument("flags", nargs="*", help="of the servers, behind --")
     options = parser.parse_args()
     matrix = options.only or [
         f"{preset}/{strategy}/{page}/{chunk}"
@@ -212,23 +222,31 @@ def main() -> None:
     seed, killed = 41, set()
     with tempfile.TemporaryDirectory() as scratch:
         for name in matrix:
-            preset, strategy, page, chunk = name.split("/")
+            preset, strategy, page, chunk, *ranks = name.split("/")
             folder = model.build(Path(scratch) / preset, preset)
             flags = ["--mamba-radix-cache-strategy", strategy, "--page-size", page, "--chunked-prefill-size", chunk]
+            flags += [*(["--tp-size", ranks[0]] if ranks else []), *options.flags]
+            flags += ["--disaggregation-enable-kv-checksum"] if options.checksums else []
+            watched = Path(tempfile.mkdtemp(dir=scratch))
+            environment = {"HANDOVER": str(watched), "PYTHONPATH": f"{HANDOVER}:{HANDOVER.parents[2]}"}
+            if ranks:
+                environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(int(ranks[0]))))
             batch = prompts(seed, options.requests)
             if preset not in cold:
                 with Server(folder, ALONE, log=Path(scratch) / "alone.log") as server:
                     server.wait_ready()
                     cold[preset] = Client(server).generate_all(batch, SHORT, at_once=4)
-            with pair(folder, [*flags, *POOLS]) as made:
+            with pair(folder, [*flags, *POOLS], environment) as made:
                 row = {"configuration": name, **compare(made, batch, cold[preset], Reference(folder))}
+                decodes = next(each["url"] for each in made.workers() if each["role"] == "decode")
+                row["checked"] = [json.loads(file.read_text())["checked"] for file in said_by(watched, decodes)]
                 if preset not in killed and options.kills:
                     killed.add(preset)
                     row["killed"] = kills(made, options.kills, random.Random(seed))
             rows.append(row)
             print(row, flush=True)
             total = {key: sum(each[key] for each in rows) for key in ("requests", "hits", "equal", "ties", "wrong")}
-            result = {**head, "seed": seed, "total": total, "rows": rows}
+            result = {**head, "seed": seed, "flags": options.flags, "total": total, "rows": rows}
             print(provenance.write("serving", options.name, result), total, flush=True)
 
 

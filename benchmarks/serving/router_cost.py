@@ -66,7 +66,7 @@ def main() -> int:
                     names = named[at]
                 reaches = index.reaches_of(names)
                 offers = {worker: Offer(reaches.get(worker, NOTHING), 0, 1) for worker in workers}
-                policy.choose(Prompt(np.empty(options.tokens, np.int32), names, PAGE), offers)
+                policy.choose(Prompt(options.tokens, names, PAGE), offers)
                 times.append(time.perf_counter() - start)
             rows.append({"workers": count, "prompt": kind, **quantiles(times)})
             print(rows[-1], flush=True)

@@ -94,7 +94,7 @@ class AsOffered(RestartPoints):
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = super().choose(prompt, offers)
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 
@@ -111,16 +111,20 @@ class NoBlocks(RestartPoints):
 def variants() -> dict[str, Row]:
     """Ours, with one thing changed."""
     changed = [("REQUEST_TOKENS", n) for n in (0, 128, 256, 1024)] + [("LIFE_S", n) for n in (0, 2, 30)]
+    changed += [("FULL_TOKENS", n) for n in (0, 2048, 32768, 10**9)]
     classes = {f"{key} {value}": type("Variant", (RestartPoints,), {key: value}) for key, value in changed}
     classes |= {"as chosen": RestartPoints, "waits as offered": AsOffered, "no blocks": NoBlocks}
     return {name: Row(made, blocks=True, states=True) for name, made in classes.items()}
 
 
 def constants() -> Iterator[dict[str, Any]]:
-    """Variants of ours at the higher load of every workload in which something is shared."""
-    for name, (_, load) in LOADS.items():
+    """Variants of ours at the higher load of every workload in which something is shared; of what a full server costs
+    on more servers, too."""
+    for name, (low, load) in LOADS.items():
         for variant in variants() if name != "nothing shared" else ():
             yield {"name": name, "servers": 8, "policy": variant, "load": load, "lag_s": 0.2}
+            if variant.startswith(("FULL", "as")) and 64 in SERVERS[name]:
+                yield {"name": name, "servers": 64, "policy": variant, "load": low, "lag_s": 0.2}
 
 
 def table(name: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,28 @@ WORDS = ("gate", "mill", "code", "baker", "brother", "key", "market", "river", "
 
 
 class Cluster:
-    def __init__(self, folder: Path, scratch: Path, *kinds: str, flags: tuple[str, ...] = SMALL) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scratch: Path,
+        *kinds: str,
+        flags: tuple[str, ...] = SMALL,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = scratch / "out.log"
+        self.heard: dict[Path, int] = {}  # characters of its servers' logs that a test has looked at
         command = [sys.executable, "-m", "sglang_hybrid", "cluster", "--model-path", str(folder)]
         command += [*(kinds or ("--servers", "2")), "--port", self.url.rpartition(":")[2], "--logs", str(scratch)]
         command += ["--", *flags]
         with self.log.open("wb") as sink:
-            self.process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

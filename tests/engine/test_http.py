@@ -146,6 +146,8 @@ def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
 def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
     assert Client(server).answer("/generate", {"input_ids": [5]})[0] == 401
     assert Client(server, "clé").answer("/generate", {"input_ids": [5]})[0] == 401
+    named = {"prompt": "", "request": {"endpoint": "/generate", "body": {"text": "hi"}, "page_tokens": 1}}
+    assert Client(server).answer("/v1/tokenize", named)[0] == 401, "whoever asks for the names of pages has the key"
     for path in ("/flush_cache", "/update_weights_from_tensor", "/load_lora_adapter_from_tensors"):
         assert client.answer(path, {})[0] in (401, 403), path
     status, text = client.answer("/server_info", method="GET")

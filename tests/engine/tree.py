@@ -61,6 +61,7 @@ class Tree:
 
     With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all). `core` names
     another of SGLang's tree cores than the one that would be chosen. `events` are of "blocks" of KV, of "states" too.
+    The `policy` "kv" is the cache of a server that decodes, which has no states.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Tree:
         from sglang_hybrid.engine.cache.radix_cache import MambaRadixCache
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
+        from sglang_hybrid.engine.pairs.kv_cache import KvCache
         from sglang_hybrid.prefix.decisions import Decisions
         from sglang_hybrid.prefix.pools import PoolKind
 
@@ -113,7 +115,7 @@ class Tree:
             disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.slots, page_size=page_size,
             enable_kv_cache_events=events != "none",
         )  # fmt: skip
-        params.tree_components = (TYPES["kv"], TYPES["state"])
+        params.tree_components = (TYPES["kv"],) if policy == "kv" else (TYPES["kv"], TYPES["state"])
         params.enable_mamba_extra_buffer = extra
         self.clock = LogicalClock()
         if core is not None:
@@ -138,7 +140,11 @@ class Tree:
             rules = Rules(grid=GRID if extra else 1, prefill=PrefillStates(GRID, "chunks"), scores=ours)
             return CacheCoordinator(parts, StaticMemory(parts), rules)
 
-        self.cache: Any = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_coordinator)
+        self.cache: Any
+        if policy == "kv":
+            self.cache = KvCache(params)
+        else:
+            self.cache = UnifiedRadixCache(params) if policy is None else MambaRadixCache(params, make_coordinator)
         self.coordinator: CacheCoordinator | None = getattr(self.cache, "coordinator", None)
         self.kv = kv.full_kv_pool
         if host_ratio:

@@ -12,6 +12,9 @@ IN_HEADERS = ("/v1/messages",)
 launcher sets that for servers of pairs."""
 
 HEADER = "X-Override-Bootstrap-"
+TOP_LOGPROBS = 128
+"""Of the first token, for which SGLang's metadata has room."""
+
 _FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key")
 
 
@@ -61,6 +64,14 @@ def refusal(path: str, body: dict[str, Any] | None) -> tuple[int, str] | None:
                 return 501, f"SGLang gives all samples of a prompt one room, so pairs make one; send several: {name}"
     if path == "/v1/completions" and body.get("echo") and body.get("logprobs"):
         return 501, "the server that answers has not seen the prompt, and no logprobs of it; leave out: echo, logprobs"
+    for name in ("top_logprobs_num", "top_logprobs", "logprobs"):
+        counts = body.get(name)
+        for count in counts if isinstance(counts, list) else [counts]:
+            if type(count) is int and count > TOP_LOGPROBS:
+                return (
+                    501,
+                    f"a pair hands over at most {TOP_LOGPROBS} log-probabilities of a token; ask for less: {name}",
+                )
     starts = body.get("logprob_start_len")
     for start in starts if isinstance(starts, list) else [starts]:
         if path == "/generate" and body.get("return_logprob") and isinstance(start, int) and start >= 0:

@@ -97,7 +97,7 @@ def _of_pairs(flags: list[str]) -> list[str]:
     for at, flag in enumerate(flags):
         name, _, value = flag.partition("=")
         if name == _BACKEND:
-            disaggregation.require(value or (flags[at + 1] if at + 1 < len(flags) else None))
+            disaggregation.require(value or (flags[at + 1] if at + 1 < len(flags) else chosen))
             return flags
     disaggregation.require(chosen)
     return [*flags, _BACKEND, chosen]
@@ -148,7 +148,6 @@ class _Kept:
         told = ["--hybrid-state-events", "published", "--kv-events-config", json.dumps(channel)]
         if role:
             paged += ["--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap)]
-            self._environment = {**environment, "SGLANG_HOST_IP": "127.0.0.1"}  # where the pairs meet
         told = [] if role == DECODE else told  # where no prompt is computed, none is resumed
         key = ["--api-key", options.api_key] if options.api_key else []
         self._flags = ["--host", "127.0.0.1", *paged, *told, *key, *flags]
@@ -206,6 +205,7 @@ async def _run(options: argparse.Namespace, servers: list[_Kept]) -> int:
         finally:
             for kind in kinds:  # or they would start again what is stopped
                 kind.cancel()
+            await asyncio.gather(*kinds, return_exceptions=True)
         up = False
         os.kill(os.getpid(), 15)  # none is left
 

@@ -11,15 +11,16 @@ import asyncio
 import logging
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from sglang_hybrid.cluster.answers import BUSY, Begun, Failure, Part, forwarded, problem, until_gone
 from sglang_hybrid.cluster.handover import HEADER, IN_HEADERS, Room, appended, refusal
 from sglang_hybrid.cluster.peers import DECODE, PREFILL, Peers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages
-from sglang_hybrid.cluster.router import BUSY, LOST, NO_PROMPT, Router, forwarded, problem, until_gone
+from sglang_hybrid.cluster.router import LOST, NO_PROMPT, Router
 from sglang_hybrid.cluster.workers import Worker, Workers
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer
@@ -31,34 +32,6 @@ LEAVE_S = 5.0
 
 BLAME_S = 1.0
 """For a server that prefills to fail as well, once the other one has: then it is to blame."""
-
-
-class Failure(NamedTuple):
-    """`worker` could not do its part; `lost` if it was begun. `answer` is what to say if nobody else can.
-
-    It is `final` where the request is to blame, and `blames` where it may be the other side.
-    """
-
-    worker: Worker
-    lost: bool
-    answer: web.Response
-    final: bool = False
-    blames: bool = False
-
-
-class Begun(NamedTuple):
-    """An answer whose first bytes, `chunk`, are there."""
-
-    answer: aiohttp.ClientResponse
-    chunk: bytes
-
-
-class Part(NamedTuple):
-    """One of the two requests that a request becomes."""
-
-    worker: Worker
-    raw: bytes
-    headers: dict[str, str]
 
 
 class PairRouter(Router):
@@ -100,6 +73,7 @@ class PairRouter(Router):
         failure: Failure | None = None
         while lost <= LOST and (pair := self._pair(path, body, pages, left)) is not None:
             prefill, decode, reach, tokens = pair
+            self.numbers.retries.inc(failure is not None)
             self.numbers.routed(time.perf_counter() - began, pages, reach)
             room = Room.new(*self._peers.bootstrap(prefill.url))
             fields = {} if path in IN_HEADERS else room.fields()
@@ -115,11 +89,7 @@ class PairRouter(Router):
                 break
             del left[failure.worker.url]
             lost += failure.lost
-            self.numbers.retries.inc()
-        if failure is not None:
-            return failure.answer
-        whys = "; ".join(f"{worker}: {worker.why}" for worker in self.workers.all.values() if worker.why)
-        return problem(503, f"no pair of servers can take the request: {whys or 'all were tried'}")
+        return self._nobody(request, failure, "pair of servers")
 
     def _pair(
         self, path: str, body: dict[str, Any], pages: Pages, left: dict[str, Worker]
@@ -142,7 +112,7 @@ class PairRouter(Router):
     ) -> web.StreamResponse | Failure:
         """The answer of a pair, or what kept it from one; whatever happens, no request of it is left running."""
         prefilling = asyncio.create_task(self._prefilled(request, prefills, tokens))
-        decoding = asyncio.create_task(self._begun(request, decodes))
+        decoding = asyncio.create_task(self._answers.begun(request, decodes, errors_are_final=False))
         leaves = False
         try:
             with self._under_way(decodes.worker, 0):
@@ -157,7 +127,7 @@ class PairRouter(Router):
                     await asyncio.wait({prefilling}, timeout=BLAME_S if begun.blames else 0)
                     failure = prefilling.result() if prefilling.done() else None
                     return failure or begun
-                response = await self._forward(request, decodes.worker, begun)
+                response = await self._answers.forward(request, decodes.worker, begun)
                 leaves = response.status < 400
                 return response
         finally:
@@ -170,27 +140,6 @@ class PairRouter(Router):
                 left = decoding.result()
                 if isinstance(left, Begun):
                     left.answer.close()
-
-    async def _forward(self, request: web.Request, worker: Worker, begun: Begun) -> web.StreamResponse:
-        """The rest of an answer, to the client; when it breaks off, it does so for the client too."""
-        answer, response = begun.answer, web.StreamResponse()
-        response.set_status(answer.status, answer.reason)
-        response.headers.update(forwarded(answer.headers))
-        response.content_length = answer.content_length
-        await response.prepare(request)
-        try:
-            async with until_gone(worker):
-                await response.write(begun.chunk)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            if request.transport is None or request.transport.is_closing():
-                raise  # it was the client that went
-            self.workers.failed(worker, f"it broke off an answer: {error or type(error).__name__}")
-            request.transport.close()
-            return response
-        await response.write_eof()
-        return response
 
     def _leave(self, prefilling: asyncio.Task[Failure | None]) -> None:
         """Let a server end its part that has nothing left to do but to say so."""
@@ -208,12 +157,10 @@ class PairRouter(Router):
         worker = part.worker
         with self._under_way(worker, tokens):
             try:
-                async with until_gone(worker), self._ask(request, part) as answer:
+                async with until_gone(worker), self._answers.ask(request, part) as answer:
                     said = await answer.read()
-            except aiohttp.ClientConnectorError as error:
-                return self._gone(worker, str(error), lost=False)
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-                return self._gone(worker, f"it broke off a prefill: {error or type(error).__name__}", lost=True)
+                return self._answers.gone(worker, error, "a prefill")
         if answer.status < 400:
             return None
         headers = forwarded(answer.headers)
@@ -225,32 +172,3 @@ class PairRouter(Router):
         text = said[:300].decode(errors="replace")
         told = problem(502, f"the server that prefills failed: {worker} answers {answer.status} {text}")
         return Failure(worker, True, told)
-
-    async def _begun(self, request: web.Request, part: Part) -> Begun | Failure:
-        """The answer with its first bytes: until they are there, another pair can give it as well."""
-        worker = part.worker
-        try:
-            async with until_gone(worker):
-                answer = await self._ask(request, part)
-                try:
-                    if answer.status >= 500 or answer.status in BUSY:
-                        headers = forwarded(answer.headers)
-                        told = web.Response(status=answer.status, body=await answer.read(), headers=headers)
-                        lost = answer.status not in BUSY
-                        return Failure(worker, lost, told, blames=lost)
-                    return Begun(answer, await answer.content.readany())
-                except BaseException:
-                    answer.close()
-                    raise
-        except aiohttp.ClientConnectorError as error:
-            return self._gone(worker, str(error), lost=False)
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            return self._gone(worker, f"it broke off an answer: {error or type(error).__name__}", lost=True)
-
-    def _gone(self, worker: Worker, why: str, lost: bool) -> Failure:
-        self.workers.failed(worker, why)
-        return Failure(worker, lost, problem(503, f"no pair of servers can take the request: {worker}: {why}"))
-
-    def _ask(self, request: web.Request, part: Part) -> Any:
-        url = part.worker.url + request.raw_path
-        return self._session.request(request.method, url, data=part.raw, headers=part.headers, allow_redirects=False)

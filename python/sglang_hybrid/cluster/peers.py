@@ -14,6 +14,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 ALIKE = {
     "version": "SGLang",
+    "sglang_hybrid": "sglang-hybrid",
     "page_size": "--page-size",
     "dtype": "--dtype",
     "kv_cache_dtype": "--kv-cache-dtype",
@@ -21,6 +22,9 @@ ALIKE = {
     "mamba_conv_dtype": "SGLANG_MAMBA_CONV_DTYPE",
     "mamba_radix_cache_strategy": "--mamba-radix-cache-strategy",
     "disaggregation_transfer_backend": "--disaggregation-transfer-backend",
+    "disaggregation_enable_kv_checksum": "--disaggregation-enable-kv-checksum",
+    "quantization": "--quantization",
+    "speculative_algorithm": "--speculative-algorithm",
     "tp_size": "--tp-size",
     "pp_size": "--pp-size",
 }

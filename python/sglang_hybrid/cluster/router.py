@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hmac import compare_digest
 from typing import Any
 
 import aiohttp
-import numpy as np
 from aiohttp import web
 
+from sglang_hybrid.cluster.answers import Answers, Begun, Failure, Part, forwarded, problem
 from sglang_hybrid.cluster.numbers import Numbers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, UNKNOWN, Pages, pages_of, session_of
-from sglang_hybrid.cluster.workers import Worker, Workers, json_of, reason
+from sglang_hybrid.cluster.workers import Worker, Workers, json_of
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer, Prompt, RoutingPolicy, create
 
@@ -38,13 +38,7 @@ EVERYWHERE = ("/flush_cache", "/abort_request")
 LOST = 1
 """A request whose worker went away in the middle is sent to so many others, lest one that ends servers end all."""
 
-_HOP = {
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "transfer-encoding",
-    "upgrade", "host", "content-length",
-}  # fmt: skip
-BUSY = (429, 502, 503)
-
-NO_PROMPT = Prompt(np.empty(0, dtype=np.int32), (), 1)
+NO_PROMPT = Prompt(0, (), 1)
 """Of requests whose prompt is not known, or does not matter."""
 
 
@@ -57,6 +51,7 @@ class Router:
         self.workers = workers
         self.numbers = Numbers(workers)
         self._session = session
+        self._answers = Answers(workers, session)
         self._policy: RoutingPolicy = create(routing)
         self._plain: RoutingPolicy = create("sessions")
         self._reads = routing not in ("round_robin", "least_load", "sessions")
@@ -92,8 +87,8 @@ class Router:
         path = request.path.rstrip("/") or "/"
         known = path in ENDPOINTS or path in ANYWHERE or path in EVERYWHERE
         if not known:
-            workers = ", ".join(self.workers.all)
-            return problem(404, f"the router does not know {path}; ask a worker itself: {workers}")
+            workers = "" if self._refusal(request) else ": " + ", ".join(self.workers.all)
+            return problem(404, f"the router does not know {path}; ask a worker itself{workers}")
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
@@ -110,57 +105,32 @@ class Router:
         began = time.perf_counter()
         headers = forwarded(request.headers)
         pages = await self._pages(path, body, headers)
-        left, lost, refused = dict(self.workers.all), 0, None
-        while lost <= LOST:
-            able = {url: worker for url, worker in left.items() if worker.healthy}
-            if not able:
-                break
+        left, lost = dict(self.workers.all), 0
+        failure: Failure | None = None
+        while lost <= LOST and (able := {url: worker for url, worker in left.items() if worker.healthy}):
             worker, reach, tokens = self._choose(path, body, pages, able)
             del left[worker.url]
-            response = web.StreamResponse()
+            self.numbers.retries.inc(failure is not None)
             with self._under_way(worker, tokens) as first:
                 if path in ENDPOINTS:
                     self.numbers.routed(time.perf_counter() - began, pages, reach)
-                try:
-                    async with (
-                        until_gone(worker),
-                        self._session.request(
-                            request.method,
-                            worker.url + request.raw_path,
-                            data=raw or None,
-                            headers=headers,
-                            allow_redirects=False,
-                        ) as answer,
-                    ):
-                        if answer.status in BUSY and left:
-                            refused = (answer.status, await answer.read(), forwarded(answer.headers))
-                            self.numbers.retries.inc()
-                            continue
-                        response.set_status(answer.status, answer.reason)
-                        response.headers.update(forwarded(answer.headers))
-                        response.content_length = answer.content_length
-                        await response.prepare(request)
-                        async for chunk in answer.content.iter_any():
-                            first()
-                            await response.write(chunk)
-                        await response.write_eof()
-                        return response
-                except aiohttp.ClientConnectorError as error:
-                    self.workers.failed(worker, reason(error))
-                except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-                    if request.transport is None or request.transport.is_closing():
-                        raise  # it was the client that went
-                    self.workers.failed(worker, f"it broke off an answer: {error or type(error).__name__}")
-                    if response.prepared:  # its beginning is out
-                        if request.transport is not None:
-                            request.transport.close()
-                        return response
-                    lost += 1
-                self.numbers.retries.inc()
-        if refused is not None:
-            return web.Response(status=refused[0], body=refused[1], headers=refused[2])
-        whys = "; ".join(f"{worker}: {worker.why}" for worker in self.workers.all.values() if worker.why)
-        return problem(503, f"no worker can take the request: {whys or 'all were tried'}")
+                begun = await self._answers.begun(request, Part(worker, raw, headers), errors_are_final=True)
+                first()
+                if isinstance(begun, Begun):
+                    return await self._answers.forward(request, worker, begun)
+            failure = begun
+            lost += failure.lost
+        return self._nobody(request, failure, "worker")
+
+    def _nobody(self, request: web.Request, failure: Failure | None, who: str) -> web.Response:
+        """What a client is told whose request nobody took; addresses are for those who may see /workers."""
+        if failure is not None and failure.answer is not None:
+            return failure.answer
+        whys = "all were tried"
+        if self._refusal(request) is None:
+            whys = "; ".join(f"{worker}: {worker.why}" for worker in self.workers.all.values() if worker.why)
+            whys = whys or (failure.why if failure is not None else "all were tried")
+        return problem(503, f"no {who} can take the request: {whys}")
 
     async def _pages(self, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Pages:
         index, healthy = self.workers.index, self.workers.healthy
@@ -180,17 +150,18 @@ class Router:
         index = self.workers.index
         reaches = index.reaches_of(pages.names) if index is not None and pages.names else {}
         offers = {
-            url: Offer(reaches.get(url, NOTHING), worker.waiting_tokens, worker.running) for url, worker in able.items()
+            worker.name: Offer(reaches.get(url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
+            for url, worker in able.items()
         }
         prompt, policy = NO_PROMPT._replace(session=session_of(body)), self._plain
         if pages.tokens and index is not None:
-            tokens = np.empty(pages.tokens, dtype=np.int32)
-            prompt = Prompt(tokens, pages.names, index.page_tokens, prompt.session)
+            prompt = Prompt(pages.tokens, pages.names, index.page_tokens, prompt.session)
             policy = self._policy
         elif path in ENDPOINTS and not self._reads:
             policy = self._policy
         chosen = policy.choose(prompt, offers)
-        return able[chosen], offers[chosen].reach, max(0, policy.left_tokens)
+        worker = next(worker for worker in able.values() if worker.name == chosen)
+        return worker, offers[chosen].reach, max(0, policy.left_tokens)
 
     @contextmanager
     def _under_way(self, worker: Worker, tokens: int) -> Iterator[Callable[[], None]]:
@@ -227,26 +198,3 @@ class Router:
         answers = await asyncio.gather(*(send(worker) for worker in workers))
         told = {worker.url: text for worker, (_, text) in zip(workers, answers, strict=True)}
         return web.json_response(told, status=max(status for status, _ in answers))
-
-
-@asynccontextmanager
-async def until_gone(worker: Worker) -> AsyncIterator[None]:
-    """Ends with TimeoutError when `worker` is found to be gone."""
-    async with asyncio.timeout(None) as deadline:
-        worker.deadlines.add(deadline)
-        try:
-            yield
-        finally:
-            worker.deadlines.discard(deadline)
-
-
-def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those that are not between two neighbours."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP | named}
-
-
-def problem(status: int, message: str) -> web.Response:
-    return web.json_response(
-        {"object": "error", "message": message, "error": {"message": message, "code": status}}, status=status
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,11 @@ MISSED = 3
 
 @dataclass
 class Worker:
-    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there."""
+    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
+
+    `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
+    `most_running`: requests that it runs at once, 0 where it does not say.
+    """
 
     url: str
     role: str = ""
@@ -48,16 +52,36 @@ class Worker:
     model: str = ""
     context_tokens: int = 0
     page_tokens: int = 0
+    most_running: int = 0
     channel: Channel | None = None
     running: int = 0
     waiting_tokens: int = 0
     sent: int = 0
     missed: int = 0
+    life: int = 0
     follower: Follower | None = field(default=None, repr=False)
     deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def name(self) -> str:
+        """What policies know it by."""
+        return f"{self.url} {self.life}"
+
+    @property
+    def full(self) -> bool:
+        """Whether a request more would wait until one ends."""
+        return 0 < self.most_running <= self.running
+
+
+def most_running(info: Mapping[str, Any]) -> int:
+    """Requests that a server runs at once by its `/server_info`, 0 where it does not say."""
+    found = info.get("internal_states")
+    states = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    said = [each.get("effective_max_running_requests_per_dp") for each in states]
+    return sum(most for most in said if isinstance(most, int) and most > 0)
 
 
 def checked(urls: list[str]) -> list[str]:
@@ -100,6 +124,7 @@ class Workers:
         self._fits = fits
         self.index: RestartIndex | None = None
         self._model: str | None = None
+        self._fingerprint = ""
         self._session = session
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,7 +168,9 @@ class Workers:
     async def _look(self, worker: Worker) -> None:
         try:
             if worker.healthy:
-                async with self._get(worker, ALIVE):
+                async with self._get(worker, ALIVE) as answer:
+                    if answer.status >= 500:  # of a proxy, whose server is gone
+                        raise OSError(f"{ALIVE} answers {answer.status}")
                     worker.missed = 0
                 return
             async with self._get(worker, READY, READY_S) as answer:
@@ -166,10 +193,15 @@ class Workers:
         if not isinstance(info, dict):
             raise ValueError("/server_info is no object: is it an SGLang server?")
         model = str(info.get("served_model_name") or info.get("model_path") or "")
+        fingerprint = str(info.get("model_fingerprint") or "")
         if not self.healthy:  # nobody to agree with
-            self._model, self.index = model, None
+            self._model, self._fingerprint, self.index = model, fingerprint, None
         if model != self._model:
             raise ValueError(f"it serves another model than the other workers: {model}, not {self._model}")
+        if fingerprint and self._fingerprint and fingerprint != self._fingerprint:
+            raise ValueError(
+                f"it has other weights or another configuration than the other workers, under the same name: {model}"
+            )
         if self._fits is not None:
             self._fits(worker, info, self.healthy)
         channel, page = Channel.of(info, worker.url), 0
@@ -183,12 +215,14 @@ class Workers:
                 )
         worker.model, worker.page_tokens, worker.channel = model, page, channel
         worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        worker.most_running = most_running(info)
         self._forget(worker)
         if channel is not None and self.index is not None:
             self.index.join(worker.url)
             worker.follower = Follower(worker.url, channel, self.index)
             worker.follower.start()
         worker.healthy, worker.why, worker.missed = True, "", 0
+        worker.life += 1
         told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
         told = "decodes" if worker.role == "decode" else told
         logger.info("worker %s is in, %d of %d: %s, %s", worker, len(self.healthy), len(self.all), model, told)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine import report
+from sglang_hybrid.engine.launch import disaggregation
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
@@ -37,7 +38,8 @@ def register() -> None:
     usage.open_models()
     config = HybridConfig.from_environment()
     features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
-    registration.register(["", *(feature for feature, asked in features.items() if asked)])
+    asked = [feature for feature, wanted in features.items() if wanted]
+    registration.register(["", *asked, *disaggregation.features()])
     register_radix_cache_backend(NAME, build_cache)
 
 

@@ -144,6 +144,10 @@ def _strategy(ctx: Any, args: Any, pools: Pools, cache: Any) -> str:
     page = ctx.params.page_size
     if not pools.states:
         return f"a prefix is reused to the page of {page} tokens"
+    from sglang_hybrid.engine.pairs.kv_cache import KvCache
+
+    if isinstance(cache, KvCache):
+        return f"a prefix is reused to the page of {page} tokens: states come from the server that prefills"
     coordinator = coordinator_of(cache)
     if not ctx.params.enable_mamba_extra_buffer and coordinator is not None and coordinator.step:
         inside = "any token" if coordinator.step == 1 else f"a state every {coordinator.step} tokens of a prefill"

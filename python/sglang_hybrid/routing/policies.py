@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.sent import Coming, SentPages
 
@@ -19,12 +18,12 @@ Clock = Callable[[], float]
 
 
 class Prompt(NamedTuple):
-    """What is asked: `names` are those of the whole pages before the last token (`index.block_hashes`).
+    """What is asked: so many `tokens`; `names` are those of the whole pages before the last one (`index.block_hashes`).
 
     `session` is what the client calls requests that belong together, None if it says nothing.
     """
 
-    tokens: Tokens
+    tokens: int
     names: Sequence[int]
     page_tokens: int
     session: str | None = None
@@ -34,12 +33,13 @@ class Offer(NamedTuple):
     """What one worker offers for a prompt, as far as the router knows.
 
     `waiting_tokens`: prompt tokens to compute of requests sent there whose first token has not come. `running`:
-    requests sent there that have not ended.
+    requests sent there that have not ended. `full`: it runs no more at once; the next waits until one ends.
     """
 
     reach: Reach = NOTHING
     waiting_tokens: int = 0
     running: int = 0
+    full: bool = False
 
 
 class RoutingPolicy(Protocol):
@@ -83,7 +83,7 @@ class RoundRobin:
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = self._turns.least(dict.fromkeys(offers, 0.0))
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 
@@ -96,7 +96,7 @@ class LeastLoad:
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
         chosen = self._turns.least({name: (offer.running, offer.waiting_tokens) for name, offer in offers.items()})
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         return chosen
 
 
@@ -156,10 +156,10 @@ class Text:
         costs = loads
         if most - least <= self.MORE_REQUESTS or most <= self.TIMES_REQUESTS * least:
             pages = {name: self._sent.pages(name, prompt.names) for name in offers}
-            if max(pages.values()) * prompt.page_tokens > self.MATCHED * len(prompt.tokens):
+            if max(pages.values()) * prompt.page_tokens > self.MATCHED * prompt.tokens:
                 costs = {name: float(-held) for name, held in pages.items()}
         chosen = self._turns.least(costs)
-        self.left_tokens = len(prompt.tokens) - offers[chosen].reach.resume_tokens
+        self.left_tokens = prompt.tokens - offers[chosen].reach.resume_tokens
         self._sent.add(chosen, prompt.names)
         return chosen
 
@@ -180,6 +180,8 @@ class RestartPoints:
     With half of it a popular beginning may keep its worker until that has no slots left; with twice as much prompts
     leave their beginnings for little (docs/decisions.md, "What a prompt costs on a worker").
     """
+    FULL_TOKENS = 8192
+    """To wait until a request ends costs as much as so many. Where all are full what they hold decides."""
     LIFE_S = 10.0
     MOST = 4096
     blocks_are_hits = False
@@ -191,7 +193,7 @@ class RestartPoints:
         self.left_tokens = 0
 
     def choose(self, prompt: Prompt, offers: Mapping[str, Offer]) -> str:
-        now, tokens = self._clock(), len(prompt.tokens)
+        now, tokens = self._clock(), prompt.tokens
         self._coming.expire(now)
         coming = self._coming.reaches(prompt.names, prompt.page_tokens)
         costs: dict[str, float | tuple[float, ...]] = {}
@@ -201,7 +203,8 @@ class RestartPoints:
             kv = max(offer.reach.kv_tokens, soon.kv_tokens)
             resume = kv if self.blocks_are_hits else max(offer.reach.resume_tokens, soon.resume_tokens)
             expected[name] = Reach(resume, kv)
-            costs[name] = offer.waiting_tokens + (tokens - resume) + (tokens - kv) + self.REQUEST_TOKENS * offer.running
+            load = self.REQUEST_TOKENS * offer.running + self.FULL_TOKENS * offer.full
+            costs[name] = offer.waiting_tokens + (tokens - resume) + (tokens - kv) + load
         chosen = self._turns.least(costs)
         resume, kv = expected[chosen]
         self.left_tokens = tokens - resume

@@ -16,7 +16,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.routing import policies
 from sglang_hybrid.routing.index import NOTHING, RestartIndex, block_hashes
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.server import SLOTS_PER_PASS, Shape
 from sglang_hybrid.sim.telling import Event, TellingServer
 from sglang_hybrid.sim.trace import Trace, TraceRequest
 
@@ -132,6 +132,8 @@ class Fleet:
         row = policies.find(policy) if isinstance(policy, str) else policy
         self.now = 0.0
         self._policy = row.make(lambda: self.now)
+        # As many as have slots for their states; SGLang keeps some for a pass.
+        self._most_running = max(1, (shape.shape.states - SLOTS_PER_PASS - 1) // (1 + shape.shape.buffers))
         self._row = row
         self.index = RestartIndex(shape.shape.grid)
         self.served: list[Served] = []
@@ -192,16 +194,22 @@ class Fleet:
         whole = (request.n_input - 1) // self.shape.shape.grid
         reaches = self.index.reaches_of(names[:whole]) if self._row.blocks else {}
         offers = {
-            str(number): policies.Offer(reaches.get(str(number), NOTHING), self._waiting(server), len(server.jobs))
+            f"{number} {server.lives}": policies.Offer(
+                reaches.get(str(number), NOTHING),
+                self._waiting(server),
+                len(server.jobs),
+                len(server.jobs) >= self._most_running,
+            )
             for number, server in enumerate(self.servers)
             if server.up
         }
         if not offers:
             self._homeless.append(job)
             return
-        prompt = policies.Prompt(request.input_tokens, names[:whole], self.shape.shape.grid)
-        number = int(self._policy.choose(prompt, offers))
-        reach, server = offers[str(number)].reach, self.servers[number]
+        prompt = policies.Prompt(request.n_input, names[:whole], self.shape.shape.grid)
+        chosen = self._policy.choose(prompt, offers)
+        number, reach = int(chosen.split()[0]), offers[chosen].reach
+        server = self.servers[number]
         job.served.promised_tokens = reach.resume_tokens if self._row.states else reach.kv_tokens
         job.served.server = number
         job.served.sent += 1

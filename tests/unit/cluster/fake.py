@@ -31,6 +31,8 @@ class FakeWorker:
         self.model, self.page, self.info = model, page, info
         self.hung_up, self.delay_s = 0, 0.0
         self.behave, self.well = "answer", True
+        self.proxied = False
+        """Whether something stands before it that answers in its place, for it is gone."""
         self.release = asyncio.Event()
         """Ends the requests that hang."""
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
@@ -58,9 +60,11 @@ class FakeWorker:
         return self._url
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self.well else 503)
+        return web.Response(status=502 if self.proxied else 200 if self.well else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.proxied:
+            return web.Response(status=502)
         if not self.well:
             assert request.transport is not None
             request.transport.close()

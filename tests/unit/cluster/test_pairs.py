@@ -15,7 +15,13 @@ from sglang_hybrid.routing.index import block_hashes
 from tests.unit.cluster.fake import PAGE, FakeWorker, cluster
 from tests.unit.cluster.test_router import told, until
 
-FACTS: dict[str, Any] = {"version": "0.5.21", "page_size": 64, "dtype": "float32", "tp_size": 1}
+FACTS: dict[str, Any] = {
+    "version": "0.5.21", "sglang_hybrid": "2", "served_model_name": "m", "model_fingerprint": "a", "page_size": 64,
+    "dtype": "float32", "kv_cache_dtype": "float32", "mamba_ssm_dtype": "float32", "mamba_conv_dtype": "float32",
+    "mamba_radix_cache_strategy": "extra_buffer", "disaggregation_transfer_backend": "mooncake",
+    "disaggregation_enable_kv_checksum": False, "speculative_algorithm": None, "quantization": None,
+    "tp_size": 1, "pp_size": 1,
+}  # fmt: skip
 ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
@@ -229,6 +235,11 @@ def test_a_prefill_that_does_not_end_with_the_answer_is_hung_up_on(monkeypatch: 
         ("/generate", b'{"text": ["a"], "sampling_params": [{"n": 2}]}', 501),
         ("/generate", b'{"text": "a", "return_logprob": true, "logprob_start_len": 0}', 501),
         ("/v1/completions", b'{"prompt": "a", "echo": true, "logprobs": 1}', 501),
+        ("/generate", b'{"text": "a", "return_logprob": true, "top_logprobs_num": 129}', 501),
+        ("/generate", b'{"text": ["a", "b"], "return_logprob": true, "top_logprobs_num": [1, 129]}', 501),
+        ("/v1/completions", b'{"prompt": "a", "logprobs": 129}', 501),
+        ("/v1/chat/completions", b'{"messages": [], "logprobs": true, "top_logprobs": 129}', 501),
+        ("/v1/chat/completions", b'{"messages": [], "logprobs": true, "top_logprobs": 20}', 200),
         ("/v1/chat/completions", b'{"messages": [], "n": 3}', 501),
         ("/v1/responses", b'{"input": "a", "previous_response_id": "r"}', 501),
         ("/v1/responses", b'{"input": "a", "background": true}', 501),

@@ -11,7 +11,7 @@ from sglang_hybrid.cluster import route
 from sglang_hybrid.cluster.peers import ALIKE, Peers
 from sglang_hybrid.core.errors import ConfigError
 from tests.unit.cluster.fake import FakeWorker, cluster
-from tests.unit.cluster.test_pairs import decode, prefill
+from tests.unit.cluster.test_pairs import FACTS, decode, prefill
 from tests.unit.cluster.test_router import until
 
 
@@ -22,6 +22,18 @@ from tests.unit.cluster.test_router import until
         (lambda: decode(dtype="bfloat16"), "its --dtype is"),
         (lambda: decode(tp_size=2), "its --tp-size is"),
         (lambda: decode(version="0.5.20"), "its SGLang is"),
+        (lambda: decode(sglang_hybrid="1"), "its sglang-hybrid is 1, not 2"),
+        (lambda: decode(kv_cache_dtype="bfloat16"), "its --kv-cache-dtype is bfloat16, not float32"),
+        (lambda: decode(mamba_ssm_dtype="bfloat16"), "its --mamba-ssm-dtype is bfloat16, not float32"),
+        (lambda: decode(mamba_conv_dtype="bfloat16"), "its SGLANG_MAMBA_CONV_DTYPE is bfloat16, not float32"),
+        (lambda: decode(mamba_radix_cache_strategy="no_buffer"), "its --mamba-radix-cache-strategy is no_buffer"),
+        (lambda: decode(disaggregation_transfer_backend="nixl"), "its --disaggregation-transfer-backend is nixl"),
+        (lambda: decode(disaggregation_enable_kv_checksum=True), "its --disaggregation-enable-kv-checksum is True"),
+        (lambda: decode(speculative_algorithm="NGRAM"), "its --speculative-algorithm is NGRAM, not None"),
+        (lambda: decode(quantization="fp8"), "its --quantization is fp8, not None"),
+        (lambda: decode(pp_size=2), "its --pp-size is 2, not 1"),
+        (lambda: decode(served_model_name="other"), "another model"),
+        (lambda: decode(model_fingerprint="b"), "under the same name"),
         (lambda: decode(disaggregation_mode="null"), "--disaggregation-mode decode"),
         (lambda: prefill(), "--disaggregation-mode decode"),
     ],
@@ -56,6 +68,25 @@ def test_a_server_that_comes_back_with_other_settings_is_met_anew() -> None:
             await until(lambda: len(workers.healthy) == 2)
 
     asyncio.run(run())
+
+
+def test_a_server_that_comes_back_behind_a_proxy_is_met_anew() -> None:
+    """Something answers in its place meanwhile: what it says of the server is not an answer of the server."""
+
+    async def run() -> None:
+        one, two = prefill(), decode()
+        async with cluster(one, two, prefills=1) as (_, _, workers):
+            assert len(workers.healthy) == 2
+            two.proxied = True
+            await until(lambda: "answers 502" in workers.all[two.url].why)
+            two.info["page_size"], two.proxied = 1, False
+            await until(lambda: "its --page-size is 1, not 64" in workers.all[two.url].why)
+
+    asyncio.run(run())
+
+
+def test_every_setting_that_has_to_be_alike_is_tried_above() -> None:
+    assert set(ALIKE) == set(FACTS) - {"disaggregation_mode", "served_model_name", "model_fingerprint"}
 
 
 def test_the_bootstrap_port_is_told_or_named() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from signal import SIGTERM
 from typing import Any
@@ -15,6 +17,7 @@ import aiohttp
 import pytest
 
 from sglang_hybrid.cluster import workers as workers_module
+from sglang_hybrid.cluster.router import Router
 from sglang_hybrid.cluster.workers import checked
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
@@ -127,6 +130,63 @@ def test_tokens_that_are_computed_already_do_not_wait_twice() -> None:
             for task in asked:
                 assert (await task).status == 200
             assert all(worker.waiting_tokens == 0 for worker in workers.all.values())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("said", "reuses"),
+    [
+        ([{"effective_max_running_requests_per_dp": 2}], False),
+        ([{"effective_max_running_requests_per_dp": 1}, {"effective_max_running_requests_per_dp": 1}], False),
+        ([{"effective_max_running_requests_per_dp": 3}], True),
+        ([], True),
+        ([None, {"effective_max_running_requests_per_dp": "2"}], True),
+        ("2", True),
+    ],
+)
+def test_a_worker_that_runs_no_more_requests_is_left_for_one_that_does(said: Any, reuses: bool) -> None:
+    """Two requests with one beginning are under way at a worker, or it is full with them; a third comes."""
+
+    async def run() -> None:
+        one = FakeWorker(handler_cancellation=True, internal_states=said)
+        two = FakeWorker(handler_cancellation=True, internal_states=said)
+        one.behave = two.behave = "hang"
+        async with cluster(one, two) as (url, client, _):
+            tasks = []
+            for number in (1, 2, 3):
+                tasks.append(asyncio.create_task(client.post(url + "/generate", json={"input_ids": [7] * 2001})))
+                await until(lambda number=number: len(one.requests) + len(two.requests) == number)  # type: ignore[misc]
+            assert sorted([len(one.requests), len(two.requests)]) == ([0, 3] if reuses else [1, 2])
+            one.release.set()
+            two.release.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_to_a_worker_is_forgotten_when_it_starts_anew() -> None:
+    async def run() -> None:
+        one, two = FakeWorker(handler_cancellation=True), FakeWorker(handler_cancellation=True)
+        async with cluster(one, two) as (url, client, workers):
+
+            async def waits() -> int:
+                """Tokens that the same prompt has to compute where it is sent now."""
+                one.behave = two.behave = "hang"
+                before = len(one.requests) + len(two.requests)
+                task = asyncio.create_task(client.post(url + "/generate", json={"input_ids": [7] * 2001}))
+                await until(lambda: len(one.requests) + len(two.requests) > before)
+                waiting = sum(worker.waiting_tokens for worker in workers.all.values())
+                task.cancel()
+                await until(lambda: not any(worker.running for worker in workers.all.values()))
+                return waiting
+
+            assert await waits() == 2001
+            assert await waits() == 1, "its beginning is on its way"
+            for worker in workers.all.values():
+                workers.failed(worker, "gone")
+            await until(lambda: len(workers.healthy) == 2)
+            assert await waits() == 2001
 
     asyncio.run(run())
 
@@ -275,6 +335,10 @@ def test_keys_bodies_and_broadcasts() -> None:
                     assert answer.status == 200
             async with client.get(url + "/health") as answer:
                 assert answer.status == 200
+            for key, told in (("wrong", False), ("secret", True)):  # where workers are is for those that have the key
+                async with client.get(url + "/nowhere", headers={"Authorization": f"Bearer {key}"}) as answer:
+                    assert answer.status == 404
+                    assert (one.url in await answer.text()) is told
             async with client.post(url + "/generate", data=b"x" * 2000) as answer:
                 assert answer.status == 413
                 assert "--max-body-mb" in await answer.text()
@@ -294,6 +358,52 @@ def test_keys_bodies_and_broadcasts() -> None:
                         assert answer.status == 200, "what is wrong with it says the worker"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("routing", ["restart_points", "sessions", "text"])
+def test_salts_of_tenants_are_nowhere_in_what_a_router_keeps(routing: str) -> None:
+    """Not in its index, nor in what policies remember: digests alone."""
+    salt, key = "the-salt-of-a-tenant", "the-key-of-a-conversation"
+
+    async def run() -> None:
+        one, two = FakeWorker(), FakeWorker()
+        async with cluster(one, two, routing=routing) as (url, client, workers):
+            names = block_hashes(list(range(40)), PAGE, salt)
+            index = workers.index
+            assert index is not None
+            assert await one.asked_for_snapshot()
+            await one.tell({**told(names), "cache_salt": salt, "token_ids": [1]})  # as SGLang tells of blocks
+            await until(lambda: bool(index._blocks))
+            for path in ("/generate", "/v1/chat/completions"):
+                body = {"input_ids": list(range(40)), "messages": [], "cache_salt": salt, "prompt_cache_key": key}
+                async with client.post(url + path, json=body) as answer:
+                    assert answer.status == 200
+            router = next(each for each in gc.get_objects() if type(each) is Router and each.workers is workers)
+            kept = [router._policy, router._plain, index, *workers.all.values(), router.numbers.text()]
+            words = words_in(kept)
+            assert words >= set(workers.all), "they are looked at"
+            assert not any(salt in each or key in each for each in words)
+
+    asyncio.run(run())
+
+
+def words_in(kept: list[Any]) -> set[str]:
+    """Every text that objects of ours and containers hold."""
+    found, seen = set[str](), set[int]()
+    while kept:
+        each = kept.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, (str, bytes)):
+            found.add(each if isinstance(each, str) else each.decode())
+        elif isinstance(each, Mapping):
+            kept += [*each.keys(), *each.values()]
+        elif isinstance(each, (list, tuple, set, frozenset, deque)):
+            kept += each
+        elif type(each).__module__.startswith("sglang_hybrid"):
+            kept += vars(each).values() if hasattr(each, "__dict__") else []
+    return found
 
 
 @pytest.mark.parametrize("urls", [[], ["ftp://a"], ["http://a:1", "a:1"], ["http://a/b"], ["http://a:x"], ["http://"]])

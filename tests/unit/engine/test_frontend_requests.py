@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid import __version__
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import access, bodies, ids, limits
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.requests import release
+from sglang_hybrid.engine.launch import fingerprint
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.engine.surface.rows import full_name
@@ -274,8 +276,10 @@ def test_the_server_info_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         "internal_states": [{"api_key": "one", "admin_api_key": None}],
         "port": 1,
     }
+    monkeypatch.delenv(fingerprint.ENVIRONMENT_KEY, raising=False)
     masked = access.mask(info)
     assert masked == {
+        "sglang_hybrid": __version__,
         "api_key": "***",
         "admin_api_key": "***",
         "launch_command": "--api-key *** --admin-api-key *** --port 1",
@@ -284,6 +288,8 @@ def test_the_server_info_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
     assert access.mask(info) == {**masked, "mamba_conv_dtype": "float32"}, "for those that hand states over"
+    monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "0a")
+    assert access.mask(info) == {**masked, "mamba_conv_dtype": "float32", "model_fingerprint": "0a"}
     assert access.mask({"api_key": "one"}) is None, "only what /server_info says"
 
 

@@ -42,6 +42,7 @@ def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     ("rest", "reason"),
     [
         (("--disable-radix-cache",), "no cache to back"),
+        (("--disaggregation-mode", "decode"), "KV of a server that decodes was not run"),
         (("--hicache-io-backend", "kernel"), "plain copies only"),
         (("--hicache-mem-layout", "page_first"), "plain copies only"),
         (("--hicache-storage-backend", "file"), "storage behind it"),
@@ -66,7 +67,7 @@ def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest
 def test_states_lie_page_by_page(tmp_path: Path) -> None:
     settings = {
         "enable_hierarchical_cache": True, "disable_radix_cache": False, "hicache_ratio": None, "hicache_size": 0,
-        "hicache_mem_layout": "layer_first",
+        "hicache_mem_layout": "layer_first", "disaggregation_mode": "null",
     }  # fmt: skip
     for config in (LLAMA, QWEN3_NEXT):
         model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="auto"))

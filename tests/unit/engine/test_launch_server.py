@@ -16,6 +16,7 @@ from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
@@ -371,7 +372,10 @@ CHANNEL = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
     ("line", "message"),
     [
         ((), "open it with --kv-events-config"),
-        (("--kv-events-config", CHANNEL, "--enable-hierarchical-cache"), "drop --enable-hierarchical-cache or"),
+        (
+            ("--kv-events-config", CHANNEL, "--disaggregation-mode", "decode"),
+            "only our cache takes --hybrid-state-events, .* decode, where no prompt is computed",
+        ),
         (("--kv-events-config", CHANNEL, "--disable-radix-cache"), "only our cache takes --hybrid-state-events"),
     ],
 )
@@ -379,4 +383,13 @@ def test_events_of_states_need_a_channel_and_our_cache_alone(line: tuple[str, ..
     config = HybridConfig(state_events="published")
     with pytest.raises(ConfigError, match=message):
         preflight.check_files(config, early.read(list(line)))
-    preflight.check_files(config, early.read(["--kv-events-config", CHANNEL]))
+    for line in ([], ["--enable-hierarchical-cache"], ["--disaggregation-mode", "prefill"]):
+        preflight.check_files(config, early.read(["--kv-events-config", CHANNEL, *line]))
+
+
+def test_events_with_a_host_tier_need_the_version_that_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
+    config, line = HybridConfig(state_events="published"), ["--kv-events-config", CHANNEL]
+    preflight.check_files(config, early.read(line))
+    with pytest.raises(ConfigError, match=r"drop --enable-hierarchical-cache or .*: 0\.5\.23"):
+        preflight.check_files(config, early.read([*line, "--enable-hierarchical-cache"]))

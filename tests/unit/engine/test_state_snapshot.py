@@ -15,6 +15,7 @@ class Node:
     def __init__(self, arena: dict[int, Node], parent: Node | None, pages: list[int], state: bool) -> None:
         self.id = max(arena, default=-1) + 1
         self.parent, self.pages, self.state, self.evicted = parent, pages, state, False
+        self.backuped, self.write_through_pending_id = False, None
         arena[self.id] = self
 
     @property
@@ -22,7 +23,7 @@ class Node:
         return self.pages * 4
 
     def component(self, _: Any) -> Any:
-        return SimpleNamespace(value=1 if self.state else None)
+        return SimpleNamespace(value=1 if self.state else None, host_value=None)
 
 
 class Recorder:

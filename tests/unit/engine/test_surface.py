@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import disaggregation
 from sglang_hybrid.engine.surface import check
 from sglang_hybrid.engine.surface.hooks import HOOKS, REPLACED
 from sglang_hybrid.engine.surface.rows import ASSIGNED, IMPORT, NAME, PRIVATE, SUBCLASS, Use, full_name
@@ -63,7 +64,18 @@ def test_every_function_of_the_list_is_ours() -> None:
     assert {row.owners for row in USES if not set(row.owners.split()) <= set(SOURCES)} == set()
 
 
-@pytest.mark.parametrize("when", ["", "cpu", "elastic"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "",
+        "cpu",
+        "elastic",
+        *(
+            pytest.param(engine, marks=pytest.mark.skipif(disaggregation.missing(engine) is not None, reason="absent"))
+            for engine in ("mooncake", "nixl")
+        ),
+    ],
+)
 def test_the_installed_version_has_what_is_listed_for_it(when: str) -> None:
     version = compat.engine_version()
     if when == "elastic" and version != compat.PRIMARY:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
@@ -28,8 +27,7 @@ class Clock:
 
 
 def prompt(tokens: list[int]) -> Prompt:
-    given = np.array(tokens, np.int32)
-    return Prompt(given, block_hashes(given[:-1], PAGE), PAGE)
+    return Prompt(len(tokens), block_hashes(tokens[:-1], PAGE), PAGE)
 
 
 def offers(workers: int, **of: Offer) -> dict[str, Offer]:
@@ -39,7 +37,7 @@ def offers(workers: int, **of: Offer) -> dict[str, Offer]:
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_workers_take_turns_whatever_is_asked(name: str) -> None:
     policy = policies.create(name, Clock())
-    seen = [policy.choose(Prompt(np.empty(0, np.int32), (), 1), offers(3)) for _ in range(9)]
+    seen = [policy.choose(Prompt(0, (), 1), offers(3)) for _ in range(9)]
     assert seen == ["a", "b", "c"] * 3
     fresh = policies.create(name, Clock())
     assert [fresh.choose(prompt([k] * 9), offers(3)) for k in range(6)] == ["a", "b", "c"] * 2
@@ -153,7 +151,8 @@ def cost(policy: RestartPoints, tokens: int, offer: Offer, blocks_are_hits: bool
     """What a worker costs to which nothing is on its way."""
     kv = offer.reach.kv_tokens
     left = tokens - (kv if blocks_are_hits else offer.reach.resume_tokens)
-    return offer.waiting_tokens + left + tokens - kv + policy.REQUEST_TOKENS * offer.running
+    full = policy.FULL_TOKENS * offer.full
+    return offer.waiting_tokens + left + tokens - kv + policy.REQUEST_TOKENS * offer.running + full
 
 
 @pytest.mark.parametrize("name", ["restart_points", "kv_events"])
@@ -169,13 +168,20 @@ def test_the_cheapest_worker_is_chosen(name: str, seed: int) -> None:
         for worker in rng.sample("abcde", rng.randint(1, 5)):
             kv = rng.randint(0, pages)
             reach = Reach(PAGE * rng.randint(0, kv), PAGE * kv)
-            some[worker] = Offer(reach, rng.choice([0, 0, 5, 40, 1000]), rng.randint(0, 3))
-        costs = {worker: cost(policy, len(asked.tokens), offer, name == "kv_events") for worker, offer in some.items()}
+            some[worker] = Offer(reach, rng.choice([0, 0, 5, 40, 1000]), rng.randint(0, 3), rng.random() < 0.3)
+        costs = {worker: cost(policy, asked.tokens, offer, name == "kv_events") for worker, offer in some.items()}
         chosen = policy.choose(asked, some)
         assert costs[chosen] == min(costs.values())
         reach = some[chosen].reach
         skipped = reach.kv_tokens if name == "kv_events" else reach.resume_tokens
-        assert policy.left_tokens == len(asked.tokens) - skipped
+        assert policy.left_tokens == asked.tokens - skipped
+
+
+def test_a_full_worker_is_left_for_one_with_room_but_not_for_another_full_one() -> None:
+    policy, long = RestartPoints(Clock()), prompt(list(range(41)))
+    held = Offer(Reach(40, 40), running=3, full=True)
+    assert policy.choose(long, offers(2, a=held)) == "b"
+    assert policy.choose(long, offers(2, a=held, b=Offer(running=3, full=True))) == "a"
 
 
 def test_what_is_on_its_way_counts_as_there_until_it_expires() -> None:
@@ -241,7 +247,7 @@ def test_memory_for_prompts_on_their_way_is_bounded() -> None:
 
 def test_a_session_stays_where_it_was_unless_work_waits_there() -> None:
     policy = policies.create("sessions", Clock())
-    of = lambda name: Prompt(np.empty(0, np.int32), (), 1, name)  # noqa: E731
+    of = lambda name: Prompt(0, (), 1, name)  # noqa: E731
     first = {name: policy.choose(of(name), offers(3)) for name in ("x", "y", "z")}
     assert sorted(first.values()) == ["a", "b", "c"]
     for _ in range(4):
@@ -260,5 +266,5 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sessions, "MOST", 10)
     policy = Sessions()
     for number in range(100):
-        policy.choose(Prompt(np.empty(0, np.int32), (), 1, str(number)), offers(3))
+        policy.choose(Prompt(0, (), 1, str(number)), offers(3))
     assert len(policy._latest) == 10

@@ -85,6 +85,15 @@ def test_what_a_dead_server_told_is_not_believed_of_the_next() -> None:
             assert (second.promised_tokens, second.hit_tokens) == (promised, promised)
 
 
+@pytest.mark.parametrize("policy", ["restart_points", "kv_events"])
+def test_what_was_on_its_way_to_a_dead_server_is_not_believed_of_the_next(policy: str) -> None:
+    """The second prompt comes while the first would still count as on its way."""
+    for failures, left in (((), 8), ((Failure(8.5, 0, 0.5),), 80)):
+        fleet = Fleet(shape(1, lag_s=100.0), policy)
+        play(fleet, (0.0, [1] * 80, 2), (9.5, [1] * 80, 1), failures=failures)
+        assert fleet._policy.left_tokens == left
+
+
 def test_requests_wait_while_all_servers_are_down() -> None:
     served = play(Fleet(shape(1), "restart_points"), (3.0, [1] * 40, 1), failures=(Failure(1.0, 0, 10.0),))
     assert served[0].first_token_s == 15.0

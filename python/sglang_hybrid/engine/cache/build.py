@@ -33,13 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
-    """Our cache where the model has recurrent states and the cost model knows it, otherwise the one SGLang chooses."""
+    """Our cache where the model has recurrent states and the cost model knows it, otherwise the one SGLang chooses.
+
+    Where prompts are computed by another server it is one of KV alone; other versions than the primary one have ours
+    there too.
+    """
     from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm or spec is None or not spec.checkpoint_bytes:
         if config.memory == "elastic":
             raise elastic.unserved("SGLang's own cache")
         return default_radix_cache_factory(ctx)
+    if compat.resolved(ctx.server_args).disaggregation_mode == "decode" and compat.engine_version() == compat.PRIMARY:
+        from sglang_hybrid.engine.pairs import kv_cache
+
+        return kv_cache.create(ctx)
     from sglang_hybrid.engine.cache import radix_cache
 
     cache = radix_cache.create(ctx, partial(make_coordinator, ctx, config, spec))

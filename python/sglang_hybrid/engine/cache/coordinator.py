@@ -261,7 +261,7 @@ class CacheCoordinator:
         """The state of `node` is no longer on the device."""
         self.victims.touch_below(node)
         self.account.event("states_evicted")
-        if self.events is not None:
+        if self.events is not None and self.tier is None:  # with one it may have gone there
             self.events.removed(node)
 
     def lost(self, node: Any) -> None:

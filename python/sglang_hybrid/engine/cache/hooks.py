@@ -74,6 +74,8 @@ def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] |
     `segment_tokens` those that reused segments stand for.
     """
     record = tracked(req)
+    if record.told is not None:
+        return {**(result or {"device": 0, "host": 0}), **record.told}
     if record.misses is None or record.request is None:
         return result
     written = min(record.saved_tokens, record.request.prompt_tokens) - record.request.cached_tokens

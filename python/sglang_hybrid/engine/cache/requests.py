@@ -32,8 +32,9 @@ class Tracked:
     """What is kept with a request of SGLang: `known_tokens` of KV at its last match and the id of the node it ended in,
     the `request` as the decisions see it from its first pass on, why tokens missed, and how deep it saved a state.
 
-    `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `segments` are those it
-    marks (None: not read yet, False: none), `composed` its last pass, if that reused or made any.
+    `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `told` is what the server
+    that prefilled it says of the cache (`pairs/misses.py`). `segments` are those it marks (None: not read yet, False:
+    none), `composed` its last pass, if that reused or made any.
     """
 
     known_tokens: int = 0
@@ -43,6 +44,7 @@ class Tracked:
     request: Request | None = None
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
+    told: dict[str, int] | None = None
     saved_tokens: int = 0
     tip_node: Any = None
     finished: bool = False

@@ -3,6 +3,8 @@
 The fields are those of other engines: a `BlockStored` or `BlockRemoved` whose `kv_cache_spec_kind` is "mamba", and
 whose one block hash is that of the last page before the state. Readers that look for blocks of attention alone skip it.
 
+A state is told of by tier: `medium` is where it is, as with blocks of KV.
+
 A reader that comes late, or has lost events, asks the channel's replay socket for `SNAPSHOT`. Everything that is held
 is then told once more, a few blocks at a time, among the events: sets of names do not mind what they know already.
 """
@@ -32,7 +34,8 @@ RETOLD_PAGES = 2048
 APART_S = 1.0
 """Between two snapshots: one reader's garbage must not keep the scheduler busy."""
 
-_MEDIUM = "GPU"  # SGLang's word for the device, whatever it is
+DEVICE, HOST = "GPU", "CPU_PINNED"
+"""SGLang's words for the two tiers, whatever they are."""
 
 _asked = Event()  # the publisher's thread sets it, the scheduler's clears it
 
@@ -74,7 +77,7 @@ class _StateEvent(KVCacheEvent, kw_only=True):  # type: ignore[call-arg,misc]
     """
 
     block_hashes: list[int]
-    medium: str = msgspec.field(default_factory=lambda: _MEDIUM)
+    medium: str = msgspec.field(default_factory=lambda: DEVICE)
     group_idx: int = msgspec.field(default_factory=lambda: GROUP)
     kv_cache_spec_kind: str = msgspec.field(default_factory=lambda: STATE_KIND)
 
@@ -130,22 +133,40 @@ class StateEvents:
                     told.add(node.id)
                     if not node.evicted:
                         recorder.record_store(node)
-                        if node.component(TYPES["state"]).value is not None:
-                            self.stored(node)
+                    if node.backuped and node.write_through_pending_id is None:  # else SGLang tells at its end
+                        recorder.record_store(node, medium=HOST)
+                    for medium in self.media(node):
+                        self.stored(node, medium)
                     yield len(node.key) // recorder.page_size
 
-    def stored(self, node: Any) -> None:
+    @staticmethod
+    def media(node: Any) -> tuple[str, ...]:
+        """Where `node` has a state now."""
+        data = node.component(TYPES["state"])
+        return tuple(medium for medium, value in ((DEVICE, data.value), (HOST, data.host_value)) if value is not None)
+
+    def moved(self, node: Any, before: tuple[str, ...]) -> None:
+        """The state of `node` was in the media `before`, and is where `media` says now."""
+        now = self.media(node)
+        for medium in now:
+            if medium not in before:
+                self.stored(node, medium)
+        for medium in before:
+            if medium not in now:
+                self.removed(node, medium)
+
+    def stored(self, node: Any, medium: str = DEVICE) -> None:
         """A state was attached to `node`."""
-        self._tell(_Stored, node)
+        self._tell(_Stored, node, medium)
 
-    def removed(self, node: Any) -> None:
-        """The state of `node` left the device."""
-        self._tell(_Removed, node)
+    def removed(self, node: Any, medium: str = DEVICE) -> None:
+        """The state of `node` left the device, or another medium."""
+        self._tell(_Removed, node, medium)
 
-    def _tell(self, kind: Any, node: Any) -> None:
+    def _tell(self, kind: Any, node: Any, medium: str) -> None:
         recorder: KVCacheEventRecorder = self._cache.tree_core.kv_events
         if not recorder.enabled or node.parent is None:
             return
         names = recorder._node_event_hash_values(node)
         if names:
-            recorder.enqueue(kind(block_hashes=[hash_str_to_int64(names[-1])]))
+            recorder.enqueue(kind(block_hashes=[hash_str_to_int64(names[-1])], medium=medium))

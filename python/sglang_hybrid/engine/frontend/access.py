@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang_hybrid import __version__
+from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY
+
 ADMINISTRATIVE = ("/load_lora_adapter_from_tensors",)
 """Changes the model for everybody, yet asks for a client's key only (0.5.17 and 0.5.21)."""
 
@@ -25,12 +28,14 @@ def decide(**asked: Any) -> tuple[tuple[()], dict[str, Any]]:
 
 def mask(made: Any, *_: Any, **__: Any) -> Any:
     """`/server_info` without the keys it shows to whoever holds a client's, as fields and in the launch command; with
-    the type of convolution windows."""
+    what servers that work together have alike and SGLang does not tell: our release, the type of convolution windows,
+    the fingerprint of the model."""
     if not isinstance(made, dict) or "internal_states" not in made:
         return None
-    # The type of convolution windows is no argument of SGLang's; servers that hand states over have it alike.
-    if dtype := os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
-        made = {**made, "mamba_conv_dtype": dtype}
+    made = {**made, "sglang_hybrid": __version__}
+    for name, variable in (("mamba_conv_dtype", "SGLANG_MAMBA_CONV_DTYPE"), ("model_fingerprint", ENVIRONMENT_KEY)):
+        if value := os.environ.get(variable):
+            made[name] = value
     secrets = {made[name] for name in SECRETS if isinstance(made.get(name), str) and made[name]}
     return _masked(made, secrets)
 

@@ -19,6 +19,11 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         return
     if namespace.disable_radix_cache:
         raise _refusal("there is no cache to back; drop one of the two flags", "--disable-radix-cache")
+    if namespace.disaggregation_mode == "decode":
+        raise _refusal(
+            "a tier behind the KV of a server that decodes was not run; drop one of the two flags",
+            "--disaggregation-mode decode",
+        )
     if (namespace.hicache_ratio or 1) <= 0 or namespace.hicache_size < 0:
         raise _refusal("the host tier needs a size of more than zero", _size(namespace))
     if on_cpu:

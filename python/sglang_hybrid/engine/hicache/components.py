@@ -6,6 +6,8 @@ is overridden here passes through.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang_hybrid.engine.cache.components import HybridFull, HybridMamba, _Ordered
@@ -59,12 +61,27 @@ class TieredMamba(_Tiered, HybridMamba):
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         data = node.component_data[self.component_type]
         hosted = data.value is None and data.host_value is not None
-        result = super().evict_component(node, *args, **kwargs)
+        with self._told_of(node):
+            result = super().evict_component(node, *args, **kwargs)
         if hosted and data.host_value is None:
             self._touch(node)
             self.coordinator.victims.touch_below(node)
             self.coordinator.lost(node)
         return result
+
+    def commit_hicache_transfer(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        inserted = getattr(kwargs.get("insert_result"), "inserted_host_node", None)  # what storage gave back
+        with self._told_of(node if inserted is None else self.tree_core.node_by_id(inserted)):
+            return super().commit_hicache_transfer(node, *args, **kwargs)
+
+    @contextmanager
+    def _told_of(self, node: Any) -> Iterator[None]:
+        """Readers of events hear where the state of `node` comes and goes inside."""
+        events = self.coordinator.events
+        before = () if events is None else events.media(node)
+        yield
+        if events is not None:
+            events.moved(node, before)
 
     def recover_after_unevict(self, node: Any, *args: Any, **kwargs: Any) -> None:
         self._touch(node)  # its KV was computed again

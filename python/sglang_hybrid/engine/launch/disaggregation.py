@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from typing import Any
+from ipaddress import ip_address
+from typing import Any, NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import platform
 
 TIMEOUT_S = 60
 """For the other side of a pair to say something; SGLang waits for five minutes."""
@@ -19,9 +21,33 @@ ENVIRONMENT = {
     "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": "1",
 }
 
-_ENGINE = "mooncake.engine"
-_VERSION = "0.3.13"
-_LIBRARY = "libibverbs"
+ENGINE = "SGLANG_HYBRID_TRANSFER_ENGINE"
+"""Tells the processes of a server of a pair, by the name of its engine, which hooks to register (`features`)."""
+
+ADDRESS = "SGLANG_HOST_IP"
+"""The address that a server tells the others of its pairs, and on which its schedulers listen for them."""
+
+ENGINE_PORTS = (15000, 17000)
+"""Of which Mooncake's transfer engine takes two, unless MC_MIN_RPC_PORT and MC_MAX_RPC_PORT say otherwise."""
+
+
+class Engine(NamedTuple):
+    """A transfer engine: what is imported of it, and what installs it."""
+
+    module: str
+    packages: str
+    library: str = ""
+
+
+def _engine(backend: str) -> Engine | None:
+    """The engine of a backend; None for one that needs none of these, or brings its own."""
+    on_gpu = shutil.which("nvidia-smi") is not None
+    if backend in ("mooncake", "mooncake_tcp"):
+        wheel = "mooncake-transfer-engine" + ("" if on_gpu else "-non-cuda")
+        return Engine("mooncake.engine", f"{wheel}==0.3.13", "libibverbs")
+    if backend == "nixl":
+        return Engine("nixl._api", "nixl==1.5.1 nixl-cu12==1.5.1")
+    return None
 
 
 def backend(on_cpu: bool) -> str:
@@ -29,44 +55,86 @@ def backend(on_cpu: bool) -> str:
     return "mooncake_tcp" if on_cpu else "mooncake"
 
 
-def missing() -> tuple[str, str] | None:
-    """Why the transfer engine does not load here and what to run, or None if it does."""
+def missing(chosen: str = "mooncake") -> tuple[str, str] | None:
+    """Why the engine of a backend does not load here and what to run, or None if it does."""
+    engine = _engine(chosen)
+    if engine is None:
+        return None
     try:
-        importlib.import_module(_ENGINE)
+        importlib.import_module(engine.module)
     except Exception as error:  # whatever a package does wrong while it is imported
-        absent = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "mooncake"
+        name = engine.module.partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name
         said = "missing" if absent else " ".join(f"{type(error).__name__}: {error}".split())
-        wheel = "mooncake-transfer-engine" + ("" if shutil.which("nvidia-smi") else "-non-cuda")
         again = "" if absent else "--force-reinstall "
-        if _LIBRARY in said:
+        if engine.library and engine.library in said:
             return said, "run apt-get install -y libibverbs1 (it is linked even where TCP carries everything)"
-        return said, f"run pip install --no-deps {again}{wheel}=={_VERSION}; it needs Debian's libibverbs1 as well"
+        remedy = f"run pip install --no-deps {again}{engine.packages}"
+        return said, remedy + ("; it needs Debian's libibverbs1 as well" if engine.library else "")
     return None
 
 
-def prepare(namespace: Any) -> None:
+def prepare(namespace: Any, arguments: list[str]) -> None:
     """For a server of a pair: check that it can hand over, and set the environment where the user did not.
 
-    Raises ConfigError. Any other server is left as it is.
+    `arguments` are all of SGLang's. Raises ConfigError. Any other server is left as it is.
     """
     if (namespace.disaggregation_mode or "null") == "null":
         return
-    require(namespace.disaggregation_transfer_backend)
+    chosen = namespace.disaggregation_transfer_backend or "mooncake"
+    require(chosen)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ[ENGINE] = chosen.partition("_")[0]
+    host = _concrete(namespace.host)
+    if host is not None and "HOST_IP" not in os.environ:  # SGLang's other name for it
+        os.environ.setdefault(ADDRESS, host)
+    if chosen == "nixl" and platform.wants_cpu(arguments):
+        os.environ.setdefault("UCX_TLS", "tcp,self")  # what else UCX would try looks for devices
+        if host is not None and ip_address(host).is_loopback:
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
-def require(chosen: str | None) -> None:
-    """Raise ConfigError if the transfer engine of a backend that needs one does not load."""
-    if chosen in (None, "mooncake", "mooncake_tcp") and (found := missing()) is not None:
-        raise ConfigError(f"pairs hand over by Mooncake's transfer engine, which does not load; {found[1]}: {found[0]}")
+def features() -> list[str]:
+    """The rows of `surface` that a process of a server of a pair needs; NIXL's where pools are in the host's memory."""
+    engine = os.environ.get(ENGINE)
+    here = engine == "mooncake" or (engine == "nixl" and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+    return [engine] if engine is not None and here else []
+
+
+def _concrete(host: str) -> str | None:
+    """The one address that `host` is; None for all of them, or for a name."""
+    try:
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return None
+    return None if address.is_unspecified else str(address)
+
+
+def require(chosen: str) -> None:
+    """Raise ConfigError if the transfer engine of the backend `chosen` does not load."""
+    found = missing(chosen)
+    if found is not None:
+        name = "NIXL" if chosen == "nixl" else "Mooncake's transfer engine"
+        raise ConfigError(f"pairs hand over by {name}, which does not load; {found[1]}: {found[0]}")
 
 
 def note(namespace: Any) -> str | None:
-    """What a server of a pair says of its ports."""
-    if namespace.disaggregation_mode == "null":
+    """What a server of a pair says of its ports, where its transfer engine listens beyond what was asked for."""
+    if namespace.disaggregation_mode == "null" or _engine(namespace.disaggregation_transfer_backend) is None:
         return None
+    if namespace.disaggregation_transfer_backend == "nixl":
+        devices = os.environ.get("UCX_NET_DEVICES")
+        if devices == "lo":
+            return None
+        where = f"on {devices}" if devices else "on every interface; UCX_NET_DEVICES names others"
+        return f"the transfer engine listens {where}, and asks nobody who he is; {_FENCE}"
+    low = os.environ.get("MC_MIN_RPC_PORT") or os.environ.get("MC_MIN_PRC_PORT") or str(ENGINE_PORTS[0])
+    high = os.environ.get("MC_MAX_RPC_PORT") or os.environ.get("MC_MAX_PRC_PORT") or str(ENGINE_PORTS[1])
     return (
-        "the transfer engine listens on all addresses, whatever --host is, and asks nobody who he is; let only the "
-        "servers of its pairs reach this machine on other ports than --port (docs/pd.md)"
+        f"the transfer engine listens on all addresses, whatever --host is, on two ports from {low} to {high}, and "
+        f"asks nobody who he is; {_FENCE}"
     )
+
+
+_FENCE = "let only the servers of its pairs reach it, by a firewall or a network of their own (docs/pd.md)"

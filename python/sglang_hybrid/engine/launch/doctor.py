@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform as machine
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sglang_hybrid import __version__
@@ -48,7 +49,7 @@ def examine() -> list[Finding]:
     if "torch" not in broken:
         findings.append(_device())
     findings.append(_engine(next(iter(broken), None)))
-    findings.append(_transfer())
+    findings.append(_transfer(broken))
     findings.append(_entry_points())
     if "torch" not in broken:
         findings.append(_cpu_stand_ins())
@@ -100,15 +101,27 @@ def _engine(broken: str | None) -> Finding:
         return Finding("sglang", version, str(error))
 
 
-def _transfer() -> Finding:
+_ENGINES = {
+    "mooncake": ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"),
+    "nixl": ("nixl-cu12", "nixl-cu13"),
+}
+
+
+def _transfer(broken: Collection[str] = ()) -> Finding:
     """What prefill/decode pairs hand over by; nothing else needs it, so that it is missing is no problem."""
-    found = disaggregation.missing()
-    versions = (_version(name) for name in ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"))
-    if found is None:
-        return Finding("transfer engine", f"mooncake {next(filter(None, versions), 'of an unknown version')}")
-    if found[0] == "missing":
-        return Finding("transfer engine", f"none; prefill/decode pairs need one: {found[1]}")
-    return Finding("transfer engine", found[0], found[1])
+    there = []
+    for engine, names in _ENGINES.items():
+        installed = next(filter(None, map(_version, names)), None)
+        if engine == "nixl" and (installed is None or {"numpy", "torch"} & set(broken)):  # which it imports
+            continue
+        found = disaggregation.missing(engine)
+        if found is None:
+            there.append(f"{engine} {installed or 'of an unknown version'}")
+        elif found[0] != "missing":
+            return Finding("transfer engine", found[0], found[1])
+        else:
+            there.append(f"no {engine}, which prefill/decode pairs need unless told otherwise: {found[1]}")
+    return Finding("transfer engine", "; ".join(there))
 
 
 def _entry_points() -> Finding:

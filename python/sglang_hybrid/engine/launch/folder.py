@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _VOCABULARIES = ("tokenizer.*", "tokenization_*.py", "vocab.*", "spiece.model", "tekken.json", "*.tiktoken", "*.gguf")
 _INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
@@ -50,7 +50,7 @@ def _near(wanted: Path) -> list[str]:
 
 def check_weights(folder: Path) -> None:
     """Raise ConfigError if `folder` holds no weights, lacks files of its index, or one is cut short."""
-    if not any(file.suffix in _WEIGHT_SUFFIXES for file in folder.iterdir()):
+    if not any(file.suffix in WEIGHT_SUFFIXES for file in folder.iterdir()):
         raise ConfigError(f"the model folder holds no weights; complete it or pass --load-format dummy: {folder}")
     index = folder / _INDEX
     if index.is_file():

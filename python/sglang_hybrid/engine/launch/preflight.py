@@ -15,6 +15,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.prefix.request_log import check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
@@ -143,6 +144,8 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
         _check_unused(config, "--hybrid-backend stock")
     if namespace.disable_radix_cache:
         _check_unused(config, "--disable-radix-cache")
+    if namespace.disaggregation_mode == "decode":
+        _check_unused(config, "--disaggregation-mode decode, where no prompt is computed")
     if config.state_events == "published":
         _check_events(namespace)
     read_prefixes(config.seed_prefixes)
@@ -168,10 +171,10 @@ def _check_events(namespace: Any) -> None:
             "states are told of on SGLang's channel of KV events, open it with --kv-events-config "
             '\'{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}\': --hybrid-state-events published'
         )
-    if getattr(namespace, "enable_hierarchical_cache", False):
+    if getattr(namespace, "enable_hierarchical_cache", False) and compat.engine_version() != compat.PRIMARY:
         raise ConfigError(
-            "states that move to a host tier and back are not told of; drop --enable-hierarchical-cache or "
-            "--hybrid-state-events: published"
+            f"states that move to a host tier and back are told of with SGLang {compat.PRIMARY} only; drop "
+            f"--enable-hierarchical-cache or --hybrid-state-events: {compat.engine_version()}"
         )
 
 

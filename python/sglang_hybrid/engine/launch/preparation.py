@@ -17,7 +17,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     """
     if seen is not None:
         early.check(seen, config)
-        disaggregation.prepare(seen)
+        disaggregation.prepare(seen, rest)
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
     on_cpu = platform.wants_cpu(rest)
@@ -45,7 +45,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
     for the processes to come.
     """
-    from sglang_hybrid.engine.launch import arguments, preflight, slots
+    from sglang_hybrid.engine.launch import arguments, fingerprint, preflight, slots
     from sglang_hybrid.engine.surface import registration
 
     preflight.check_files(config, namespace)
@@ -55,5 +55,6 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
     notes = (model.note, arguments.unused_memory(namespace, config, model), disaggregation.note(namespace))
     os.environ[ENVIRONMENT_KEY] = config.to_json()
+    fingerprint.leave(model.path, model.config)
     registration.verify()
     return final, [note for note in notes if note]

@@ -16,6 +16,7 @@ _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequest
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
 _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
+_HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
 _CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
@@ -154,6 +155,40 @@ HOOKS: tuple[Hook, ...] = (
         "AFTER",
         "publish:learn_labels",
         SCHEDULER,
+    ),
+    # Prefill/decode pairs.
+    Hook("srt.disaggregation.utils:MetadataBuffers.set_buf", "AFTER", "pairs.misses:send", SCHEDULER),
+    Hook(_HANDED_OVER, "AFTER", "pairs.misses:take", SCHEDULER),
+    Hook(_HANDED_OVER, "AFTER", "pairs.kv_cache:uncounted", SCHEDULER),
+    Hook("srt.disaggregation.prefill:PrefillBootstrapQueue.add", "AROUND", "pairs.guards:admit", SCHEDULER),
+    Hook("srt.disaggregation.decode:DecodePreallocQueue.add", "AROUND", "pairs.guards:admit", SCHEDULER),
+    Hook(
+        "srt.disaggregation.common.conn:CommonKVManager.try_ensure_parallel_info",
+        "AROUND",
+        "pairs.guards:meet",
+        SCHEDULER,
+    ),
+    *(
+        Hook(
+            f"srt.disaggregation.mooncake.conn:MooncakeKVManager.{name}",
+            "AROUND",
+            "pairs.guards:survive",
+            SCHEDULER,
+            "mooncake",
+        )
+        for name in ("send_kvcache", "maybe_send_extra", "send_aux")
+    ),
+    Hook(
+        "srt.disaggregation.checksum:KvChecksumComputer.compute",
+        "REPLACE",
+        "pairs.checksums:compute",
+        SCHEDULER,
+        "cpu",
+        since="0.5.21",
+    ),
+    *(
+        Hook(f"nixl._api:nixl_agent.{name}", "BEFORE", "pairs.nixl:host_memory", SCHEDULER, "nixl")
+        for name in ("register_memory", "get_xfer_descs", "prep_xfer_dlist")
     ),
     # Elastic memory.
     Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),

@@ -1,0 +1,43 @@
+"""Which model a server has, whatever it is called: servers that work together have the same one.
+
+A name says little: two folders of one model may be two trainings of it. Reading all weights would take minutes, so a
+fingerprint is of the configuration, and of the size and both ends of each file of weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.engine.launch.folder import WEIGHT_SUFFIXES
+
+ENVIRONMENT_KEY = "SGLANG_HYBRID_MODEL_FINGERPRINT"
+"""Where the launcher leaves it for `/server_info` (`frontend/access.py`)."""
+
+_END_BYTES = 1 << 16
+_NOT_THE_MODEL = ("_name_or_path", "transformers_version")
+"""What a copy of a configuration may have differently."""
+
+
+def leave(path: str, config: dict[str, Any] | None) -> None:
+    """Put the fingerprint of the model in the folder `path` into the environment; nothing where it is no folder yet."""
+    os.environ.pop(ENVIRONMENT_KEY, None)
+    if config is not None:
+        os.environ[ENVIRONMENT_KEY] = of(Path(path).expanduser(), config)
+
+
+def of(folder: Path, config: dict[str, Any]) -> str:
+    """Sixteen hexadecimal digits."""
+    kept = {name: value for name, value in config.items() if name not in _NOT_THE_MODEL}
+    digest = sha256(json.dumps(kept, sort_keys=True).encode())
+    for file in sorted(each for each in folder.iterdir() if each.suffix in WEIGHT_SUFFIXES):
+        size = file.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with file.open("rb") as source:
+            digest.update(source.read(_END_BYTES))
+            source.seek(max(0, size - _END_BYTES))
+            digest.update(source.read(_END_BYTES))
+    return digest.hexdigest()[:16]
