@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -167,3 +167,11 @@ async def cluster(
             await ours.stop()
             for worker in workers:
                 await worker.stop()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    for _ in range(int(seconds / 0.02)):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it does not come to be")

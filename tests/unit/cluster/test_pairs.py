@@ -12,8 +12,8 @@ import pytest
 from sglang_hybrid.cluster import workers as workers_module
 from sglang_hybrid.cluster.handover import appended
 from sglang_hybrid.routing.index import block_hashes
-from tests.unit.cluster.fake import PAGE, FakeWorker, cluster
-from tests.unit.cluster.test_router import told, until
+from tests.unit.cluster.fake import PAGE, FakeWorker, cluster, until
+from tests.unit.cluster.test_router import told
 
 FACTS: dict[str, Any] = {
     "version": "0.5.21", "sglang_hybrid": "2", "served_model_name": "m", "model_fingerprint": "a", "page_size": 64,

@@ -10,9 +10,8 @@ import pytest
 from sglang_hybrid.cluster import route
 from sglang_hybrid.cluster.peers import ALIKE, Peers
 from sglang_hybrid.core.errors import ConfigError
-from tests.unit.cluster.fake import FakeWorker, cluster
+from tests.unit.cluster.fake import FakeWorker, cluster, until
 from tests.unit.cluster.test_pairs import FACTS, decode, prefill
-from tests.unit.cluster.test_router import until
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from signal import SIGTERM
 from typing import Any
@@ -16,13 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from sglang_hybrid.cluster import workers as workers_module
 from sglang_hybrid.cluster.router import Router
 from sglang_hybrid.cluster.workers import checked
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.routing.index import STATE_KIND, Reach, block_hashes
-from tests.unit.cluster.fake import PAGE, FakeWorker, cluster
+from tests.unit.cluster.fake import PAGE, FakeWorker, cluster, until
 
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}],
@@ -30,14 +29,6 @@ BODY: dict[str, Any] = {
     "cache_salt": "tenant",
     "unheard_of": [1, {"a": None}],
 }
-
-
-async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    for _ in range(int(seconds / 0.02)):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it does not come to be")
 
 
 def told(names: list[int], state: bool = False, kind: str = "BlockStored") -> dict[str, Any]:
@@ -214,92 +205,6 @@ def test_lost_events_and_a_new_start_forget_and_ask_again(damage: str) -> None:
             events = workers.shown()[0]["events"]
             assert events["unknown"] == 2
             assert (events["gaps"], events["snapshots"]) == (1, 2)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("how", ["busy", "die", "unreachable"])
-def test_a_worker_that_cannot_is_passed_over(how: str) -> None:
-    async def run() -> None:
-        one, two = FakeWorker(), FakeWorker()
-        async with cluster(one, two, routing="round_robin") as (url, client, workers):
-            if how == "unreachable":
-                await one.server.close()
-            one.behave = how
-            for _ in range(4):
-                async with client.post(url + "/generate", json={"text": "a"}) as answer:
-                    assert (await answer.json())["of"] == two.url
-            assert workers.all[two.url].healthy
-            if how != "busy":
-                await until(lambda: not workers.all[one.url].healthy or how == "die")
-            one.behave = two.behave = "busy"
-            async with client.post(url + "/generate", json={"text": "a"}) as answer:
-                assert answer.status == 503
-            assert all(worker.running == 0 for worker in workers.all.values())
-
-    asyncio.run(run())
-
-
-def test_a_request_that_ends_workers_does_not_end_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "LOOK_S", 1000.0)
-
-    async def run() -> None:
-        fleet = [FakeWorker() for _ in range(4)]
-        for worker in fleet:
-            worker.behave = "die"
-        async with cluster(*fleet) as (url, client, workers):
-            async with client.post(url + "/generate", json={"text": "a"}) as answer:
-                assert answer.status == 503
-                assert "broke off" in await answer.text()
-            assert sum(len(worker.requests) for worker in fleet) == 2
-            assert len(workers.healthy) == 2
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_breaks_off_breaks_off_for_the_client() -> None:
-    async def run() -> None:
-        one = FakeWorker()
-        one.behave = "cut"
-        async with cluster(one) as (url, client, _):
-            with pytest.raises(aiohttp.ClientError):
-                async with client.post(url + "/generate", json={"text": "a"}) as answer:
-                    await answer.read()
-            assert len(one.requests) == 1, "its beginning is out: nobody else may answer"
-
-    asyncio.run(run())
-
-
-def test_a_client_that_hangs_up_is_told_to_the_worker() -> None:
-    async def run() -> None:
-        one = FakeWorker(handler_cancellation=True)
-        one.behave = "hang"
-        async with cluster(one) as (url, client, workers):
-            task = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
-            await until(lambda: len(one.requests) == 1)
-            task.cancel()
-            await until(lambda: workers.all[one.url].running == 0)
-            assert workers.all[one.url].healthy
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_stops_answering_loses_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "LOOK_S", 0.05)
-
-    async def run() -> None:
-        one, two = FakeWorker(), FakeWorker()
-        one.behave = two.behave = "hang"
-        async with cluster(one, two) as (url, client, workers):
-            task = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
-            await until(lambda: bool(one.requests or two.requests))
-            stuck, other = (one, two) if one.requests else (two, one)
-            other.behave = "answer"
-            stuck.well = False
-            async with await task as answer:
-                assert (await answer.json())["of"] == other.url
-            stuck.well, stuck.behave = True, "answer"
-            await until(lambda: workers.all[stuck.url].healthy)
 
     asyncio.run(run())
 

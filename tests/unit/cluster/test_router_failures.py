@@ -1,0 +1,97 @@
+"""The router before fake workers that fail: who is asked again, who is told, what breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from sglang_hybrid.cluster import workers as workers_module
+from tests.unit.cluster.fake import FakeWorker, cluster, until
+
+
+@pytest.mark.parametrize("how", ["busy", "die", "unreachable"])
+def test_a_worker_that_cannot_is_passed_over(how: str) -> None:
+    async def run() -> None:
+        one, two = FakeWorker(), FakeWorker()
+        async with cluster(one, two, routing="round_robin") as (url, client, workers):
+            if how == "unreachable":
+                await one.server.close()
+            one.behave = how
+            for _ in range(4):
+                async with client.post(url + "/generate", json={"text": "a"}) as answer:
+                    assert (await answer.json())["of"] == two.url
+            assert workers.all[two.url].healthy
+            if how != "busy":
+                await until(lambda: not workers.all[one.url].healthy or how == "die")
+            one.behave = two.behave = "busy"
+            async with client.post(url + "/generate", json={"text": "a"}) as answer:
+                assert answer.status == 503
+            assert all(worker.running == 0 for worker in workers.all.values())
+
+    asyncio.run(run())
+
+
+def test_a_request_that_ends_workers_does_not_end_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "LOOK_S", 1000.0)
+
+    async def run() -> None:
+        fleet = [FakeWorker() for _ in range(4)]
+        for worker in fleet:
+            worker.behave = "die"
+        async with cluster(*fleet) as (url, client, workers):
+            async with client.post(url + "/generate", json={"text": "a"}) as answer:
+                assert answer.status == 503
+                assert "broke off" in await answer.text()
+            assert sum(len(worker.requests) for worker in fleet) == 2
+            assert len(workers.healthy) == 2
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_breaks_off_breaks_off_for_the_client() -> None:
+    async def run() -> None:
+        one = FakeWorker()
+        one.behave = "cut"
+        async with cluster(one) as (url, client, _):
+            with pytest.raises(aiohttp.ClientError):
+                async with client.post(url + "/generate", json={"text": "a"}) as answer:
+                    await answer.read()
+            assert len(one.requests) == 1, "its beginning is out: nobody else may answer"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_hangs_up_is_told_to_the_worker() -> None:
+    async def run() -> None:
+        one = FakeWorker(handler_cancellation=True)
+        one.behave = "hang"
+        async with cluster(one) as (url, client, workers):
+            task = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: len(one.requests) == 1)
+            task.cancel()
+            await until(lambda: workers.all[one.url].running == 0)
+            assert workers.all[one.url].healthy
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_stops_answering_loses_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "LOOK_S", 0.05)
+
+    async def run() -> None:
+        one, two = FakeWorker(), FakeWorker()
+        one.behave = two.behave = "hang"
+        async with cluster(one, two) as (url, client, workers):
+            task = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: bool(one.requests or two.requests))
+            stuck, other = (one, two) if one.requests else (two, one)
+            other.behave = "answer"
+            stuck.well = False
+            async with await task as answer:
+                assert (await answer.json())["of"] == other.url
+            stuck.well, stuck.behave = True, "answer"
+            await until(lambda: workers.all[stuck.url].healthy)
+
+    asyncio.run(run())
