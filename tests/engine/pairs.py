@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.engine.launch import disaggregation
-from tests.engine.support import PATIENCE_S, eventually
+from tests.engine.support import PATIENCE_S, Reference, eventually
 from tests.engine.test_cluster import Cluster
 
 FLAGS = ("--max-mamba-cache-size", "40", "--max-total-tokens", "12032", "--max-running-requests", "4")
@@ -131,3 +132,12 @@ def direct(url: str, body: dict[str, Any], path: str = "/generate") -> tuple[int
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def assert_answers(made: Cluster, reference: Reference, batch: list[list[int]], tokens: int = 8) -> int:
+    """Every answer of the pair is the most likely one; how many prompts were hits."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda prompt: generate(made, prompt, tokens), batch))
+    for prompt, (output, _) in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, output, "a pair:")
+    return sum(hit > 0 for _, hit in answers)

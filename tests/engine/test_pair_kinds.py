@@ -1,4 +1,4 @@
-"""Other pairs: over NIXL, with KV that servers which decode keep, split over ranks; and servers that change."""
+"""Other pairs: with KV that servers which decode keep, split over ranks; and servers that change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +20,25 @@ import pytest
 
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo.server import Server
-from tests.engine.pairs import CHECKSUMS, FLAGS, assert_nothing_is_left, direct, generate, held, needs, pair, url_of
+from tests.engine.pairs import (
+    CHECKSUMS,
+    FLAGS,
+    assert_answers,
+    assert_nothing_is_left,
+    direct,
+    generate,
+    held,
+    needs,
+    pair,
+    url_of,
+)
 from tests.engine.prompts import prompts, words
 from tests.engine.support import PATIENCE_S, Client, Reference, eventually
 from tests.engine.test_cluster import Cluster
-from tests.engine.test_pairs import listening
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 KEPT = ("--disaggregation-decode-enable-radix-cache", "--enable-metrics")
-NIXL = ("--disaggregation-transfer-backend", "nixl", "--page-size", "1", "--mamba-radix-cache-strategy", "no_buffer")
-
-
-def assert_answers(made: Cluster, reference: Reference, batch: list[list[int]], tokens: int = 8) -> int:
-    """Every answer of the pair is the most likely one; how many prompts were hits."""
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda prompt: generate(made, prompt, tokens), batch))
-    for prompt, (output, _) in zip(batch, answers, strict=True):
-        reference.assert_greedy(prompt, output, "a pair:")
-    return sum(hit > 0 for _, hit in answers)
-
-
-@pytest.fixture(scope="module")
-def over_nixl(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pair(models("mamba2"), tmp_path_factory.mktemp("nixl"), *NIXL) as made:
-        yield made
-
-
-@needs("nixl")
-def test_nixl_hands_over_between_cpus(over_nixl: Cluster, references: Callable[[str], Reference]) -> None:
-    assert assert_answers(over_nixl, references("mamba2"), prompts(11, 16)) > 2
-    assert_nothing_is_left(over_nixl)
-
-
-@needs("nixl")
-def test_nixl_listens_on_this_machine_alone(over_nixl: Cluster) -> None:
-    for role in ("prefill", "decode"):
-        url = url_of(over_nixl, role)
-        sockets = listening(over_nixl.servers()[int(url.rpartition(":")[2])])
-        with urllib.request.urlopen(url + "/server_info", timeout=PATIENCE_S) as answer:
-            store = json.loads(answer.read())["nccl_port"]
-        assert {port for address, port in sockets if address not in ("127.0.0.1", "::1")} == {store}, "torch's own"
-        assert "transfer engine listens" not in (over_nixl.log.parent / f"{role}-0.log").read_text()
 
 
 @pytest.fixture(scope="module")
