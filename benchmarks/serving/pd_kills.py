@@ -212,6 +212,7 @@ def main() -> int:
                     bad += bool(wrong or row["outcomes"].get("stuck"))
                     rows.append(row)
                     print(row, flush=True)
+            # After every configuration: a run that is cut short leaves what it has.
             total = Counter(row["role"] for row in rows if row["killed"])
             said = sum((Counter(row["outcomes"]) for row in rows), Counter())
             result = {"seed": options.seed, "kills": dict(total), "outcomes": dict(said), "bad": bad, "rows": rows}
