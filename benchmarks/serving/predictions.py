@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.predictions [--requests 1100] [--preset gdn] [--policy forecast]
 
-One server with pools for half of the documents that are asked about, pages of 64, its events on. Prompts about documents
+One server with pools for half of the documents that are asked for, pages of 64, its events on. Prompts about documents
 and turns of chats come one after the other, each when the events of the one before are there. `restart points` is
 `RestartIndex` as the router has it; `KV events` the same index without states; `text` the longest beginning that was
 sent before, in whole pages, as SGLang's router keeps it. With a lag, events are applied so many requests later.
