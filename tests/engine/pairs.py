@@ -54,6 +54,8 @@ def pair(
     try:
         ready = eventually(lambda: sum(each["healthy"] for each in made.workers()) == sum(kinds))
         assert ready, made.log.read_text()
+        joined = eventually(lambda: all(each["events"]["snapshots"] for each in made.workers() if each["events"]))
+        assert joined, "what was published before a subscription arrives is not heard"
         yield made
     finally:
         made.process.send_signal(signal.SIGINT)
