@@ -40,13 +40,12 @@ from benchmarks.serving.equality import judged
 from sglang_hybrid.core.process import die_with_parent, free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
-from tests.engine.pairs import HANDOVER, said_by
+from tests.engine.pairs import COMPLAINTS, said_by, watched
 from tests.engine.prompts import prompts, words
 from tests.engine.support import Client, Reference
 
 POOLS = ("--max-mamba-cache-size", "40", "--max-running-requests", "4", "--max-total-tokens", "12032")
 ALONE = ("--disable-radix-cache", "--max-running-requests", "4")
-COMPLAINTS = "Traceback|leak detected|does not add up|AssertionError|checksum mismatch"
 PATIENCE_S = 600.0
 SHORT, LONG = 24, 6000
 """Tokens of an answer, and of the prompts under which servers are killed."""
@@ -227,8 +226,8 @@ def main() -> None:
             flags = ["--mamba-radix-cache-strategy", strategy, "--page-size", page, "--chunked-prefill-size", chunk]
             flags += [*(["--tp-size", ranks[0]] if ranks else []), *options.flags]
             flags += ["--disaggregation-enable-kv-checksum"] if options.checksums else []
-            watched = Path(tempfile.mkdtemp(dir=scratch))
-            environment = {"HANDOVER": str(watched), "PYTHONPATH": f"{HANDOVER}:{HANDOVER.parents[2]}"}
+            told = Path(tempfile.mkdtemp(dir=scratch))
+            environment = watched(told)
             if ranks:
                 environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(int(ranks[0]))))
             batch = prompts(seed, options.requests)
@@ -239,7 +238,7 @@ def main() -> None:
             with pair(folder, [*flags, *POOLS], environment) as made:
                 row = {"configuration": name, **compare(made, batch, cold[preset], Reference(folder))}
                 decodes = next(each["url"] for each in made.workers() if each["role"] == "decode")
-                row["checked"] = [json.loads(file.read_text())["checked"] for file in said_by(watched, decodes)]
+                row["checked"] = [json.loads(file.read_text())["checked"] for file in said_by(told, decodes)]
                 if preset not in killed and options.kills:
                     killed.add(preset)
                     row["killed"] = kills(made, options.kills, random.Random(seed))

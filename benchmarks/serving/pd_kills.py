@@ -29,15 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.pd_equality import POOLS, Pair, pair
+from benchmarks.serving.pd_equality import ALONE, POOLS, Pair, pair
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
-from tests.engine.pairs import SAYS_BESIDE, said_by
+from tests.engine.pairs import kept, watched
 from tests.engine.prompts import words
 from tests.engine.support import Client
 
-ROOT = Path(__file__).resolve().parents[2]
 POINTS = {
     "prefill": ("asked", "met", "computed", "sending", "writing", "sent-kv", "sent-state", "sent-all", "told"),
     "decode": ("asked", "met", "receiving", "received", "taken", "answering"),
@@ -45,7 +44,6 @@ POINTS = {
 """Steps of a request at which a server ends, in order."""
 
 MATRIX = ("gdn/extra_buffer/64", "gdn/no_buffer/1", "mamba2/extra_buffer/64", "mamba2/no_buffer/1")
-ALONE = ("--disable-radix-cache", "--max-running-requests", "4")
 CLIENT_S = 150.0
 """Twice the time-outs of a pair, and more: who waits longer is stuck."""
 
@@ -90,23 +88,15 @@ class Clients:
 
 def held(made: Pair, scratch: Path, since: float) -> dict[str, Any]:
     """What the servers that live have not given back, by what it is; `unknown` where one has not said since then."""
-    found: dict[str, Any] = {}
+    found: Counter[str] = Counter()
     for each in made.workers():
         if not each["healthy"]:
             continue
         if each["running"] or each["waiting_tokens"]:
-            found["router"] = found.get("router", 0) + each["running"]
-        files = said_by(scratch, each["url"])
-        if not files:
-            found["unknown"] = 1
-        for file in files:
-            said = json.loads(file.read_text())
-            if said["at"] < since:
-                found["unknown"] = 1
-            for name, count in said.items():
-                if count and name not in SAYS_BESIDE:
-                    found[name] = found.get(name, 0) + count
-    return found
+            found["router"] += each["running"]
+        said = kept(scratch, each["url"], since)
+        found.update(said or {"unknown": 1})
+    return {name: count for name, count in found.items() if count}
 
 
 def settled(made: Pair, scratch: Path, seconds: float = 120.0) -> dict[str, Any]:
@@ -196,9 +186,8 @@ def main() -> int:
                 server.wait_ready()
                 expected = [Client(server).generate(prompt, 16)[0] for prompt in probes]
             scratch = Path(tempfile.mkdtemp(dir=built))
-            environment = {"HANDOVER": str(scratch), "PYTHONPATH": f"{ROOT / 'tests/engine/handover'}:{ROOT}"}
             flags = ["--mamba-radix-cache-strategy", strategy, "--page-size", page, "--chunked-prefill-size", "128"]
-            with pair(folder, [*flags, *POOLS, *options.flags], environment) as made:
+            with pair(folder, [*flags, *POOLS, *options.flags], watched(scratch)) as made:
                 points = [(role, point) for role in POINTS for point in POINTS[role]]
                 if options.points:
                     points = [tuple(each.split("/")) for each in options.points]  # type: ignore[misc]

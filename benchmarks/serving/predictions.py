@@ -16,12 +16,9 @@ import random
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import msgspec
-import zmq
 
 from benchmarks import provenance
 from sglang_hybrid.core.process import free_port
@@ -30,11 +27,12 @@ from sglang_hybrid.demo.server import Server
 from sglang_hybrid.routing.index import NOTHING, RestartIndex, block_hashes
 from tests.engine.prompts import words
 from tests.engine.support import Client
+from tests.engine.test_state_events import told
 
-PAGE, QUIET_MS = 64, 250
+PAGE = 64
 LAGS = (0, 1, 4, 16)
 POOLS = ("--max-mamba-cache-size", "40", "--max-total-tokens", "12288", "--max-running-requests", "4")
-Events = list[Mapping[str, Any]]
+Events = list[dict[str, Any]]
 
 
 class Guess:
@@ -94,31 +92,13 @@ class Load:
         self.chats.append(prompt + answer if len(prompt) < 1200 else [])
 
 
-def subscriber(client: Client) -> zmq.Socket[bytes]:
-    """A socket that hears of the server's events."""
-    port = json.loads(client.get("/server_info"))["kv_events"]["endpoint_port_base"]
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-    socket.connect(f"tcp://127.0.0.1:{port}")
-    socket.setsockopt(zmq.SUBSCRIBE, b"")
-    rng = random.Random(0)
-    for _ in range(100):  # a subscription takes its time
-        client.generate(words(rng, 100), 2)
-        if socket.poll(QUIET_MS):
-            break
+def run(client: Client, since: Callable[[], Events], requests: int, seed: int) -> dict[str, Any]:
+    """Foretell and ask; `since` gives the events that came since its last call."""
+    load, sent, warm = Load(seed), Sent(), random.Random(0)
+    while not since():  # a subscription takes its time
+        client.generate(words(warm, 100), 2)
     client.flush()
-    heard(socket)
-    return socket
-
-
-def heard(socket: zmq.Socket[bytes]) -> Events:
-    found: Events = []
-    while socket.poll(QUIET_MS):
-        found += msgspec.msgpack.decode(socket.recv_multipart()[-1])[1]
-    return found
-
-
-def run(client: Client, requests: int, seed: int) -> dict[str, Any]:
-    load, sent, socket = Load(seed), Sent(), subscriber(client)
+    since()
     late = [Late(lag) for lag in LAGS]
     guesses = {"restart points": [Guess() for _ in LAGS], "KV events": [Guess() for _ in LAGS], "text": [Guess()]}
     served = asked = 0
@@ -134,12 +114,11 @@ def run(client: Client, requests: int, seed: int) -> dict[str, Any]:
         sent.names.update(names)
         load.answered(prompt, answer)
         served, asked = served + cached, asked + len(prompt)
-        events = heard(socket)
+        events = since()
         for each in late:
             each.hear(events)
         if at % 100 == 99:
             print(at + 1, f"{served / asked:.3f}", {name: by[0].right for name, by in guesses.items()}, flush=True)
-    socket.close(linger=0)
     rows = [
         {"by": name, "lag_requests": lag, "right": guess.right, "promised_tokens": guess.promised,
          "broken_tokens": guess.broken, "unexpected_tokens": guess.unexpected}
@@ -163,7 +142,9 @@ def main() -> int:
         flags = (*POOLS, *events, "--page-size", str(PAGE), "--hybrid-policy", options.policy)
         with Server(folder, flags, log=Path(built) / "log") as server:
             server.wait_ready()
-            found = run(Client(server), options.requests, options.seed)
+            client = Client(server)
+            with told(client) as since:
+                found = run(client, since, options.requests, options.seed)
     print(provenance.write("serving", "predictions", {**head, **vars(options), **found}))
     return 0
 

@@ -8,6 +8,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,14 +28,29 @@ COMPLAINTS = "Traceback|leak detected|does not add up|AssertionError|checksum mi
 HANDOVER = Path(__file__).parent / "handover"
 """A folder for PYTHONPATH: servers tell what they hold, and end where they are told to."""
 
-
 SAYS_BESIDE = ("at", "checked")
+
+
+def watched(scratch: Path) -> dict[str, str]:
+    """The environment of servers that tell in `scratch` what they hold, and are told there where to end."""
+    return {"HANDOVER": str(scratch), "PYTHONPATH": f"{HANDOVER}:{HANDOVER.parents[2]}"}
 
 
 def said_by(scratch: Path, url: str) -> list[Path]:
     """What the schedulers of the server at `url` say of themselves, one file for each rank."""
     port = url.rpartition(":")[2]
     return [*scratch.glob(f"held-{port}.json"), *scratch.glob(f"held-{port}-*.json")]
+
+
+def kept(scratch: Path, url: str, since: float) -> Counter[str]:
+    """What the schedulers of the server at `url` have not given back; `unknown` counts those that have not said so
+    since then."""
+    found: Counter[str] = Counter()
+    for file in said_by(scratch, url):
+        said = json.loads(file.read_text())
+        found["unknown"] += said["at"] < since
+        found.update({name: count for name, count in said.items() if name not in SAYS_BESIDE})
+    return found
 
 
 def needs(engine: str) -> pytest.MarkDecorator:
@@ -49,8 +65,8 @@ def pair(
 ) -> Iterator[Cluster]:
     """Servers that tell what they hold; all of them are well, and have ended behind it."""
     asked = ("--prefill", str(kinds[0]), "--decode", str(kinds[1]))
-    watched = {"HANDOVER": str(scratch), "PYTHONPATH": f"{HANDOVER}:{HANDOVER.parents[2]}"}
-    made = Cluster(folder, scratch, *asked, flags=(*FLAGS, *flags), environment={**watched, **environment})
+    told = {**watched(scratch), **environment}
+    made = Cluster(folder, scratch, *asked, flags=(*FLAGS, *flags), environment=told)
     try:
         ready = eventually(lambda: sum(each["healthy"] for each in made.workers()) == sum(kinds))
         assert ready, made.log.read_text()
@@ -82,20 +98,15 @@ def held(made: Cluster, since: float = 0.0) -> dict[str, Any]:
 
     `unknown` counts servers whose scheduler has not said since then.
     """
-    found: dict[str, Any] = {}
+    found: Counter[str] = Counter()
     for each in made.workers():
-        found["router"] = found.get("router", 0) + each["running"] + each["waiting_tokens"]
+        found["router"] += each["running"] + each["waiting_tokens"]
         with urllib.request.urlopen(each["url"] + "/v1/loads", timeout=PATIENCE_S) as answer:
             for load in json.loads(answer.read())["loads"]:
                 for name, value in {**load, **load["disaggregation"]}.items():
                     if name in ("num_running_reqs", "num_waiting_reqs") or name.endswith("_queue_reqs"):
-                        found[name] = found.get(name, 0) + int(value)
-        for file in said_by(made.log.parent, each["url"]):
-            said = json.loads(file.read_text())
-            found["unknown"] = found.get("unknown", 0) + (said["at"] < since)
-            for name, count in said.items():
-                if name not in SAYS_BESIDE:
-                    found[name] = found.get(name, 0) + count
+                        found[name] += int(value)
+        found.update(kept(made.log.parent, each["url"], since))
     return {name: count for name, count in found.items() if count}
 
 

@@ -126,11 +126,11 @@ class Router:
         """What a client is told whose request nobody took; addresses are for those who may see /workers."""
         if failure is not None and failure.answer is not None:
             return failure.answer
-        whys = "all were tried"
+        whys = ""
         if self._refusal(request) is None:
             whys = "; ".join(f"{worker}: {worker.why}" for worker in self.workers.all.values() if worker.why)
-            whys = whys or (failure.why if failure is not None else "all were tried")
-        return problem(503, f"no {who} can take the request: {whys}")
+            whys = whys or (failure.why if failure is not None else "")
+        return problem(503, f"no {who} can take the request: {whys or 'all were tried'}")
 
     async def _pages(self, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Pages:
         index, healthy = self.workers.index, self.workers.healthy
@@ -149,9 +149,10 @@ class Router:
         """
         index = self.workers.index
         reaches = index.reaches_of(pages.names) if index is not None and pages.names else {}
+        named = {worker.name: worker for worker in able.values()}
         offers = {
-            worker.name: Offer(reaches.get(url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
-            for url, worker in able.items()
+            name: Offer(reaches.get(worker.url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
+            for name, worker in named.items()
         }
         prompt, policy = NO_PROMPT._replace(session=session_of(body)), self._plain
         if pages.tokens and index is not None:
@@ -160,8 +161,7 @@ class Router:
         elif path in ENDPOINTS and not self._reads:
             policy = self._policy
         chosen = policy.choose(prompt, offers)
-        worker = next(worker for worker in able.values() if worker.name == chosen)
-        return worker, offers[chosen].reach, max(0, policy.left_tokens)
+        return named[chosen], offers[chosen].reach, max(0, policy.left_tokens)
 
     @contextmanager
     def _under_way(self, worker: Worker, tokens: int) -> Iterator[Callable[[], None]]:
