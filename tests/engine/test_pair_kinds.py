@@ -36,7 +36,7 @@ from tests.engine.prompts import prompts, words
 from tests.engine.support import PATIENCE_S, Client, Reference, eventually
 from tests.engine.test_cluster import Cluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 KEPT = ("--disaggregation-decode-enable-radix-cache", "--enable-metrics")
 

@@ -15,7 +15,7 @@ from tests.engine.support import PATIENCE_S, Reference
 from tests.engine.test_cluster import Cluster
 from tests.engine.test_pairs import listening
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 NIXL = ("--disaggregation-transfer-backend", "nixl", "--page-size", "1", "--mamba-radix-cache-strategy", "no_buffer")
 
