@@ -15,19 +15,18 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import provenance
+from benchmarks.quality.recurrences import Rule, replaced
 from sglang_hybrid.demo.model import READERS
 from sglang_hybrid.demo.reader import conversations, evaluation, tokens, weights
 from sglang_hybrid.demo.reader.documents import Shape
 from sglang_hybrid.demo.reader.examples import Encoded, encode
 from sglang_hybrid.demo.reader.names import HELD
-from sglang_hybrid.demo.reader.network import delta, ssd
 from sglang_hybrid.segment.geometry import Range
 from tests.engine.composition import Composition
 
@@ -47,53 +46,26 @@ def drawn(rng: random.Random, documents: int, facts: int) -> tuple[Encoded, list
     return encoded, list(zip(starts, [*starts[1:], end], strict=True))
 
 
-@contextmanager
-def added_up(interiors: Sequence[Range]) -> Iterator[None]:
-    """Inside, recurrences of a composed prompt add up what interiors leave behind, and pass no state through them."""
-    rules = {delta: "gated_delta_rule", ssd: "state_space"}
-    originals = {module: getattr(module, name) for module, name in rules.items()}
-    for module, name in rules.items():
-        setattr(module, name, _adding(originals[module], interiors, delta_rule=module is delta))
-    try:
-        yield
-    finally:
-        for module, name in rules.items():
-            setattr(module, name, originals[module])
+def adding(interiors: Sequence[Range]) -> Callable[[Rule], Rule]:
+    """A rule that adds up what interiors leave behind, and passes no state through them."""
 
+    def other(rule: Rule) -> Rule:
+        def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+            made, state, at = [], None, 0
+            for low, high in [*interiors, (inputs[0].shape[2],) * 2]:
+                if at < low:
+                    rest, state = rule(*(x[:, :, at:low] for x in inputs), state=state)
+                    made.append(rest)
+                if low < high:
+                    inside, left = rule(*(x[:, :, low:high] for x in inputs))
+                    made.append(inside)
+                    state = left if state is None else state + left
+                at = high
+            return torch.cat(made, 2), state
 
-def _adding(rule: Callable[..., Tensor], interiors: Sequence[Range], delta_rule: bool) -> Callable[..., Tensor]:
-    def run(*inputs: Tensor) -> Tensor:
-        made, state, at = [], torch.zeros(()), 0
-        for low, high in [*interiors, (inputs[0].shape[2],) * 2]:
-            rest, state = _resumed(rule, [x[:, :, at:low] for x in inputs], state, delta_rule)
-            inside, left = _resumed(rule, [x[:, :, low:high] for x in inputs], torch.zeros(()), delta_rule)
-            made, state, at = [*made, rest, inside], state + left, high
-        return torch.cat(made, 2)
+        return run
 
-    return run
-
-
-def _resumed(
-    rule: Callable[..., Tensor], inputs: list[Tensor], state: Tensor, delta_rule: bool
-) -> tuple[Tensor, Tensor]:
-    """Outputs and end state of a rule that begins with `state` [batch, heads, key, value] or 0.
-
-    The rules know no states: tokens in front write it, a row each, and tokens behind read it.
-    """
-    keys, count = inputs[1].shape[-1], inputs[0].shape[2]
-    rows = torch.eye(keys).expand(1, inputs[1].shape[1], keys, keys)
-    none, still = torch.zeros_like(rows), torch.zeros(1, inputs[0].shape[1], keys)
-    if delta_rule:
-        q, k, v, g, beta = inputs
-        written = state.expand(1, v.shape[1], keys, v.shape[-1])
-        parts = [(none, q, rows), (rows, k, none), (written, v, torch.zeros_like(written)),
-                 (still, g, still), (still + 1, beta, still)]  # fmt: skip
-    else:
-        x, b, c, g = inputs
-        written = state.expand(1, x.shape[1], keys, x.shape[-1])
-        parts = [(written, x, torch.zeros_like(written)), (rows, b, none), (none, c, rows), (still, g, still)]
-    found = rule(*(torch.cat(part, 2) for part in parts))
-    return found[:, :, keys : keys + count], found[:, :, keys + count :]
+    return other
 
 
 def cells(model: str, documents: int, facts: int, count: int) -> Iterator[dict[str, Any]]:
@@ -108,7 +80,7 @@ def cells(model: str, documents: int, facts: int, count: int) -> Iterator[dict[s
         for number, (encoded, ranges) in enumerate(made):
             first = encoded.answers[0][1]
             reused = [] if name == "full" else [each for each in ranges if each[1] - each[0] >= judge.seams.least]
-            found = _logprobs(judge, encoded.ids, first, reused, adding=name == "addition")
+            found = _logprobs(judge, encoded.ids, first, reused, added=name == "addition")
             if name == "full":
                 exact.append(found)
             for turn, start, end in encoded.answers:
@@ -127,12 +99,12 @@ def cells(model: str, documents: int, facts: int, count: int) -> Iterator[dict[s
         }  # fmt: skip
 
 
-def _logprobs(judge: Composition, ids: list[int], first: int, reused: list[Range], adding: bool) -> Tensor:
+def _logprobs(judge: Composition, ids: list[int], first: int, reused: list[Range], added: bool) -> Tensor:
     """Log-probabilities of the tokens from `first` on, [n, vocabulary]."""
-    if not adding:
+    if not added:
         return judge.distributions(ids[:first], ids[first:], reused)
     taken = judge.isolated(ids, reused)
-    with added_up([judge.seams.interior(each) for each in reused]):
+    with replaced(judge.network, adding([judge.seams.interior(each) for each in reused])):
         return judge.distributions(ids[:first], ids[first:], reused, taken)
 
 

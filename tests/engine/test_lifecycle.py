@@ -169,7 +169,7 @@ def test_a_port_taken_while_the_model_loads(models: Callable[[str], Path], tmp_p
 
 
 def test_the_quickstart(tmp_path: Path) -> None:
-    """The README's first command, after its set-up step: exit 0, a row per request, every later turn cached."""
+    """The README's first command, after its set-up step: right answers, a row per request, every later turn cached."""
     table = tmp_path / "table.json"
     command = [sys.executable, "-m", "sglang_hybrid.demo.quickstart", "--once", "--port", "0", "--json", str(table)]
     mark = f"quickstart in {tmp_path}"
@@ -180,9 +180,9 @@ def test_the_quickstart(tmp_path: Path) -> None:
     assert result["ok"] is True
     assert [row["turn"] for row in result["requests"]] == [1, 1, 2, 2, 3, 3]
     for row in result["requests"]:
-        assert row["answer"]
+        assert row["right"] is True, row
         assert row["cached_tokens"] + row["new_tokens"] + row["behind_tokens"] == row["prompt_tokens"]
-    # The second conversation opens with the system prompt of the first, whose end was checkpointed.
+    # The second conversation opens with the documents of the first, whose end was checkpointed.
     assert [row["cached_tokens"] > 0 for row in result["requests"]] == [False, *[True] * 5]
     left = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("SGLANG_HYBRID_TEST") == mark]
     assert left == []

@@ -1,4 +1,4 @@
-"""Two conversations that share a system prompt, over the OpenAI API, and what the prefix cache did beside each turn."""
+"""Two conversations over the same documents, over the OpenAI API, and what the prefix cache did beside each turn."""
 
 from __future__ import annotations
 
@@ -7,18 +7,36 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-SYSTEM_PROMPT = (
-    "You are the assistant of a small research station on an island in the northern sea. Keep every answer short, name "
-    "your source when you have one, and never guess a number: say that you do not know. The station keeps three logs: "
-    "weather (hourly), boats (arrivals and departures) and birds (sightings with species, count and place). Times are "
-    "in UTC, distances in kilometres, temperatures in degrees Celsius. If a question needs more than one log, say "
-    "which log each part of the answer comes from. "
+DOCUMENTS = (
+    "The Tolvik mill is kept by Mara Berham. We were told that the gate of the Tolvik mill opens with 4821. In the "
+    "morning the old boat looks quiet.",
+    "The home town of Mara Berham is Halfors, as everyone knows. For years Mara Berham has worked as a baker.",
+    "Note that the Novton museum opens at 9:30. A ticket for the Novton museum costs 14 crowns. It rained for days, "
+    "and the bridge was broken.",
+    "The Kalstad concert takes place on Friday. Everyone knows that the Kalstad concert has invited Emil Brimton.",
+    "By the way, Emil Brimton plays the trumpet. Emil Brimton has a sister called Clara Brimton.",
+    "The Grimsen crane is run by Jonas Remtan. The speed of the Grimsen crane is 375.",
+    "Many people like the Kalstad concert in the winter. The instrument of Clara Brimton is piano, they say.",
+    "There is news: the Novton museum opens at 10:45.",
 )
 
-QUESTIONS = (
-    ("Which boats came in yesterday?", "And which of them left again before noon?", "Was the sea calm that morning?"),
-    ("How many puffins were seen in May?", "Where on the island was that?", "Compare it with the year before, please."),
+SYSTEM_PROMPT = "Answer from the documents.\n\n" + "\n\n".join(
+    f"Document {number}. {text}" for number, text in enumerate(DOCUMENTS, 1)
 )
+
+CONVERSATIONS = (
+    (
+        ("What is the gate code of the Tolvik mill?", "4821"),
+        ("Where does the keeper of the Tolvik mill live?", "Halfors"),
+        ("When does the Novton museum open now?", "10:45"),
+    ),
+    (
+        ("What does Emil Brimton play?", "trumpet"),
+        ("And his sister's?", "piano"),
+        ("What is the phone number of the Novton museum?", "the documents do not say"),
+    ),
+)
+"""Questions, and the words that a right answer ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,9 @@ class Row:
     answer_tokens: int
     ttft_seconds: float
     seconds: float
+    question: str
     answer: str
+    right: bool
 
     @property
     def behind_tokens(self) -> int:
@@ -65,17 +85,18 @@ class _Seen:
 
 
 def hold(
-    client: Any, model: str, to_tokens: Callable[[list[dict[str, str]], str], list[int]], answer_tokens: int = 40
+    client: Any, model: str, to_tokens: Callable[[list[dict[str, str]], str], list[int]], answer_tokens: int = 48
 ) -> Iterator[Row]:
     """Ask every question, streaming; yields a row per request. The conversations take turns.
 
     `to_tokens(messages, answer)` gives the server's tokens for a prompt and the answer begun after it.
     """
     seen = _Seen()
-    histories = [[{"role": "system", "content": SYSTEM_PROMPT}] for _ in QUESTIONS]
-    for turn in range(max(map(len, QUESTIONS))):
+    histories = [[{"role": "system", "content": SYSTEM_PROMPT}] for _ in CONVERSATIONS]
+    for turn in range(max(map(len, CONVERSATIONS))):
         for conversation, messages in enumerate(histories):
-            messages.append({"role": "user", "content": QUESTIONS[conversation][turn]})
+            question, wanted = CONVERSATIONS[conversation][turn]
+            messages.append({"role": "user", "content": question})
             prompt = to_tokens(messages, "")
             known = seen.common(prompt)
             answer, usage, ttft, total = _ask(client, model, messages, answer_tokens)
@@ -92,7 +113,9 @@ def hold(
                 usage.completion_tokens,
                 ttft,
                 total,
+                question,
                 answer,
+                answer.endswith(f" {wanted}."),
             )
             seen.sequences.append(to_tokens(messages, answer))
             messages.append({"role": "assistant", "content": answer})

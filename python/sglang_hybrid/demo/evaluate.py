@@ -10,7 +10,6 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,19 +18,14 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo.model import READERS
 
-TURNS = {512: 8, 2048: 20, 8192: 32}
-"""Questions of one conversation, by its length in tokens; other lengths: one per 100 tokens."""
-
-SEED = 20_261_123
-
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_hybrid.demo.evaluate", description=__doc__)
     parser.add_argument("--model", choices=READERS, required=True)
     parser.add_argument("--checkpoint", type=Path, help="folder of a training, in place of the published weights")
     parser.add_argument("--publish", action="store_true", help="write weights and card into the package")
-    parser.add_argument("--questions", type=int, default=500, help="of each kind at least, at the first length")
-    parser.add_argument("--lengths", default="2048,512,8192", help="tokens of a conversation (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=500, help="of each kind at least; of seen forms a quarter")
+    parser.add_argument("--lengths", default="2048,8192,512", help="tokens of a conversation (default: %(default)s)")
     parser.add_argument("--note", default="", help="about the machine, for the card")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(argv)
@@ -45,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 def _evaluate(options: argparse.Namespace) -> None:
     import torch
 
-    from sglang_hybrid.demo.reader import card, checkpoint, weights
+    from sglang_hybrid.demo.reader import card, checkpoint, evaluation, weights
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -74,11 +68,10 @@ def _evaluate(options: argparse.Namespace) -> None:
         "head": head(),
         "evaluations": [],
     }
-    wanted = [int(length) for length in options.lengths.split(",")]
-    for length in wanted:
+    for length in map(int, options.lengths.split(",")):
         for forms in ("held", "train"):
-            count = options.questions if length == wanted[0] else options.questions // 4
-            counts = measure(network, length, forms, count if forms == "held" else count // 2)
+            made = evaluation.drawn(length, forms, options.questions if forms == "held" else options.questions // 4)
+            counts = evaluation.score(network, made)
             done = card.evaluated(length, forms, counts)
             content["evaluations"].append(done)
             print(f"{length} tokens, {forms} forms")  # noqa: T201
@@ -86,24 +79,6 @@ def _evaluate(options: argparse.Namespace) -> None:
                 print(f"  {row['kind']:22} {row['right']:5} of {row['questions']:5}  {row['share']}", flush=True)  # noqa: T201
             if options.checkpoint:
                 card.write(folder, content)
-
-
-def measure(network: Any, length: int, forms: str, count: int) -> dict[str, list[int]]:
-    """Right answers and questions by kind, at least `count` of each kind but small talk."""
-    from sglang_hybrid.demo.reader import evaluation, questions
-
-    rng = random.Random(f"{SEED} {length} {forms}")
-    counts: dict[str, list[int]] = {kind: [0, 0] for kind in questions.ALL}
-    turns = TURNS.get(length, max(4, length // 100))
-    wanted = [kind for kind in questions.ALL if kind != questions.TALK]
-    for _ in range(40 * count):  # a length that has no room for a kind ends, too
-        if all(counts[kind][1] >= count for kind in wanted):
-            break
-        made = evaluation.held_out(rng, length, turns, forms)
-        for kind, (right, asked) in evaluation.score(network, [made]).items():
-            counts[kind][0] += right
-            counts[kind][1] += asked
-    return counts
 
 
 def head() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Serve the embedded hybrid model, hold two conversations with it and show what the prefix cache did."""
+"""Serve an embedded model that reads, hold two conversations with it and show what the prefix cache did."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from sglang_hybrid.demo import conversation, model
 from sglang_hybrid.demo.server import Server, ServerDied
 
 _MODELS = Path("models")
+_READER = "reader-gdn"
 _REQUEST_LOG = _MODELS / "quickstart-requests.log"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 only if every answer came and every later turn was served from cache."""
+    """Exit status 0 only if every answer is right and every later turn was served from cache."""
     options = _options(argv)
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
     began = time.monotonic()
@@ -35,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         with Server(folder, flags, port=options.port or None, log=_log_file(), outlive=not options.once) as server:
             ready_seconds = _wait(console, server)
             rows = _converse(console, server, folder, began)
-            ok = all(row.answer and (row.turn == 1 or row.cached_tokens > 0) for row in rows)
+            wrong = [fault for row in rows if (fault := _fault(row, judged=options.model is None))]
             if options.json:
-                _write(options.json, rows, ok, ready_seconds, time.monotonic() - began)
+                _write(options.json, rows, not wrong, ready_seconds, time.monotonic() - began)
     except (ConfigError, ServerDied, TimeoutError, RuntimeError) as error:
         console.print(f"quickstart failed: {error}", style="red", markup=False)
         return 1
@@ -47,11 +48,21 @@ def main(argv: list[str] | None = None) -> int:
         console.print(
             f"the server keeps running at {server.url}/v1 (model name: demo); stop it: kill {server.process.pid}"
         )
+    what = "every answer is right" if options.model is None else "every answer came"
     console.print(
-        "every answer came and every later turn was served from cache" if ok else "a later turn was NOT cached",
-        style="green" if ok else "red",
+        "\n".join(wrong) or f"{what} and every later turn was served from cache",
+        style="red" if wrong else "green",
+        markup=False,
     )
-    return 0 if ok else 1
+    return 1 if wrong else 0
+
+
+def _fault(row: conversation.Row, judged: bool) -> str:
+    """What is wrong with a turn, or nothing; `judged`: whether a wrong answer is."""
+    where = f"conversation {row.conversation}, turn {row.turn}"
+    if judged and not row.right:
+        return f"{where}: the answer is WRONG"
+    return f"{where} was NOT served from cache" if row.turn > 1 and not row.cached_tokens else ""
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -64,10 +75,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _build(console: Console) -> Path:
-    with console.status("building the embedded hybrid model"):
+    with console.status("building the embedded model"):
         start = time.monotonic()
-        folder = model.build(_MODELS / "demo-gdn")
-    console.print(f"model: {folder} ({time.monotonic() - start:.1f} s)")
+        folder = model.build(_MODELS / _READER, _READER)
+    seconds = time.monotonic() - start
+    console.print(f"model: {folder} ({seconds:.1f} s), of 1.5 million parameters: it reads, and knows nothing else")
     return folder
 
 
@@ -103,7 +115,8 @@ def _converse(console: Console, server: Server, folder: Path, began: float) -> l
         if not rows:
             console.print(f"first answer {time.monotonic() - began:.1f} s after the start of this command")
         rows.append(row)
-        console.print(f"  conversation {row.conversation}, turn {row.turn}: {row.answer!r}", markup=False)
+        console.print(f"  [{row.conversation}.{row.turn}] {row.question}", markup=False, style="bold")
+        console.print(f"        {row.answer}", markup=False)
     console.print(_table(rows))
     return rows
 

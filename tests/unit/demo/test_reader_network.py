@@ -31,7 +31,20 @@ def test_the_gated_delta_rule_is_its_recurrence(length: int) -> None:
         error = v[:, :, t] - torch.einsum("bhk,bhkv->bhv", k[:, :, t], state)
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], beta[:, :, t, None] * error)
         wanted.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t], state))
-    torch.testing.assert_close(gated_delta_rule(q, k, v, g, beta, chunk=16), torch.stack(wanted, 2))
+    made, last = gated_delta_rule(q, k, v, g, beta, chunk=16)
+    torch.testing.assert_close(made, torch.stack(wanted, 2))
+    torch.testing.assert_close(last, state)
+
+
+@pytest.mark.parametrize("cut", [1, 16, 33])
+def test_a_sequence_goes_on_from_its_state(cut: int) -> None:
+    q, k, v = (random_tensor(2, 3, 50, 8, seed=seed) for seed in (1, 2, 3))
+    g, beta = -random_tensor(2, 3, 50, seed=4).exp(), random_tensor(2, 3, 50, seed=5).sigmoid()
+    rule, space = (q, unit(k), v, g, beta), (v, q[:, :1], k[:, :1], g)
+    for layer, whole in ((gated_delta_rule, rule), (state_space, space)):
+        first, state = layer(*(x[:, :, :cut] for x in whole))
+        second, last = layer(*(x[:, :, cut:] for x in whole), state=state)
+        torch.testing.assert_close((torch.cat([first, second], 2), last), layer(*whole))
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 50])
@@ -47,7 +60,9 @@ def test_the_state_space_is_its_recurrence(length: int) -> None:
     for t in range(length):
         state = state * g[:, :, t, None, None].exp() + b[:, :, t, :, None] * x[:, :, t, None, :]
         wanted.append((c[:, :, t, None, :] @ state)[:, :, 0])
-    torch.testing.assert_close(state_space(x, b, c, g, chunk=16), torch.stack(wanted, 2))
+    made, last = state_space(x, b, c, g, chunk=16)
+    torch.testing.assert_close(made, torch.stack(wanted, 2))
+    torch.testing.assert_close(last, state)
 
 
 @pytest.mark.parametrize("model", models.READERS)

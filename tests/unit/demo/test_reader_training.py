@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ from sglang_hybrid.demo import train
 from sglang_hybrid.demo.reader import checkpoint, curriculum, weights
 from sglang_hybrid.demo.reader.training import Plan, Training
 
-SHORT = (curriculum.Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 96),)
+SHORT = (curriculum.Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),)
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(curriculum, "STAGES", SHORT)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def training(folder: Path) -> Training:

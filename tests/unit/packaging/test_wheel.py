@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hybrid.demo.model import READERS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -70,3 +72,20 @@ def test_its_environment_imports_what_torchvision_breaks(installed: Path) -> Non
     clean = "import sys; print({'torch', 'sglang', 'argparse'} & set(sys.modules))"
     assert run(python, "-c", clean, cwd=installed).strip() == "set()", "every start of Python would pay for it"
     run(python, "-m", "sglang_hybrid.cpu_environment", "--remove", cwd=installed)
+
+
+@pytest.mark.parametrize("model", READERS)
+def test_it_holds_the_readers(installed: Path, model: str) -> None:
+    """Weights, cards and tokenizer: a folder that servers load is made from the wheel alone."""
+    run(installed / "venv/bin/python", "-m", "sglang_hybrid.demo.model", model, "--preset", model, cwd=installed)
+    made = {file.name for file in (installed / model).iterdir()}
+    assert made >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    (folder,) = installed.glob("venv/lib/python3*/site-packages/sglang_hybrid/demo/reader/weights")
+    assert (folder / f"{model}.md").read_text().startswith(f"# {model}\n")
+    assert (folder / f"{model}.safetensors").read_bytes() == (installed / model / "model.safetensors").read_bytes()

@@ -26,14 +26,15 @@ nothing else.
 Documents and questions are generated (`sglang_hybrid.demo.reader`), seed {seed}. {steps:,} steps, {tokens:,} tokens,
 {minutes:.0f} minutes on {machine} ({note}), commit {commit}, {versions}.
 
-    python -m sglang_hybrid.demo.train --model {model} --out DIR --minutes {minutes:.0f}
+    python -m sglang_hybrid.demo.train --model {model} --out DIR --steps {steps} --seed {seed}
 
 {curve}
 
 ## Evaluation
 
-Names, sentence forms and question forms that training never saw; an answer counts if every token of it is right, its
-stop token included. In brackets: Wilson's 95 % interval. "Seen forms" are those of training, with unseen names.
+Names, sentence forms and question forms that training never saw: pairs of known parts of a name, and pairs of a known
+opening and a known clause. An answer counts if every token of it is right, its stop token included. In brackets:
+Wilson's 95 % interval. "Seen forms" are those of training, with unseen names.
 
 {table}
 """
@@ -81,12 +82,16 @@ def write(folder: Path, content: dict[str, Any]) -> None:
 
 
 def _curve(points: list[dict[str, Any]]) -> str:
-    lines = ["| step | million tokens | loss | held-out accuracy, mean of the kinds |", "|---|---|---|---|"]
+    lines = [
+        "| step | million tokens | loss | tokens asked at | held-out accuracy, mean of the kinds |",
+        "|---" * 5 + "|",
+    ]
     every = max(1, len(points) // 12)
     for point in points[::-1][::every][::-1]:
         shares = list(point["accuracy"].values())
         mean = sum(shares) / len(shares) if shares else 0.0
-        lines.append(f"| {point['step']:,} | {point['tokens'] / 1e6:.2f} | {point['loss']:.3f} | {mean:.0%} |")
+        begun = f"| {point['step']:,} | {point['tokens'] / 1e6:.2f} | {point['loss']:.3f} "
+        lines.append(f"{begun}| {point['length']} | {mean:.0%} |")
     return "\n".join(lines)
 
 

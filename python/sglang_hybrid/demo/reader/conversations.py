@@ -40,13 +40,14 @@ class Conversation:
     def messages(self) -> list[dict[str, str]]:
         """All turns as chat messages, answers included."""
         documents = self.documents()
-        system = f"{self.instruction}\n\n{documents}" if self.place == SYSTEM_FIRST else self.instruction
+        place = self.place if documents else ""
+        system = f"{self.instruction}\n\n{documents}" if place == SYSTEM_FIRST else self.instruction
         made = [{"role": "system", "content": system}] if system else []
-        if self.place == TOOL_FIRST:
+        if place == TOOL_FIRST:
             made.append({"role": "tool", "content": documents})
         for number, turn in enumerate(self.turns):
             question = turn.question
-            if self.place == USER_FIRST and number == 0:
+            if place == USER_FIRST and number == 0:
                 question = f"{documents}\n\n{question}"
             made += [{"role": "user", "content": question}, {"role": "assistant", "content": turn.text}]
         return made
@@ -105,12 +106,32 @@ def draw(
     )
 
 
-def shape_for(rng: random.Random, tokens: int, share: float, filler_level: float, split: str, forms: str) -> Shape:
-    """A shape whose documents take about `share` of `tokens`."""
+MOST_DOCUMENTS = 60
+"""Of a conversation; a longer one has longer documents."""
+
+
+def shape_for(
+    rng: random.Random,
+    tokens: int,
+    share: float,
+    filler_level: float,
+    split: str,
+    form: str,
+    documents: int | None = None,
+) -> Shape:
+    """A shape whose documents, `documents` of them or as many as usual, take about `share` of `tokens`."""
+    if not share:
+        return Shape(0, (1, 1), filler_level, split, form)
+    of_fact, of_document = 16 + filler_level * 11, 5
+    if documents:
+        facts = max(1, round((tokens * share / documents - of_document) / of_fact))
+        return Shape(documents, (facts, facts), filler_level, split, form)
     low, high = (1, 2) if tokens < 200 else (1, 4)
-    mean = (low + high) / 2 * (15 + filler_level * 13) + 4
-    documents = max(1, round(tokens * share / mean))
-    if documents > 30 and rng.random() < 0.7:  # fewer and longer ones
+    documents = max(1, round(tokens * share / ((low + high) / 2 * of_fact + of_document)))
+    if documents > 20 and rng.random() < 0.7:
         factor = rng.choice((2, 3))
         documents, low, high = documents // factor, low * factor, high * factor
-    return Shape(documents, (low, high), filler_level, split, forms)
+    if documents > MOST_DOCUMENTS:
+        factor = -(-documents // MOST_DOCUMENTS)
+        documents, low, high = documents // factor, low * factor, high * factor
+    return Shape(documents, (low, high), filler_level, split, form)

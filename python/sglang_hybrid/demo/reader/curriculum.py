@@ -17,29 +17,39 @@ class Stage:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One step: tokens in all, of a row, share of documents in it, sentences of filler per fact."""
+
+    tokens: int
+    length: int
+    share: float
+    filler: float
+
+
 STAGES = (
-    Stage(0.08, ((192, 1.0),), (0.3, 0.4), (0.0, 0.1), 2048),
-    Stage(0.30, ((256, 1.0),), (0.35, 0.5), (0.0, 0.4), 2048),
-    Stage(0.60, ((256, 0.3), (512, 0.7)), (0.4, 0.6), (0.1, 0.8), 3072),
-    Stage(0.85, ((256, 0.1), (512, 0.5), (1024, 0.4)), (0.4, 0.7), (0.1, 1.0), 4096),
+    Stage(0.10, ((128, 1.0),), (0.3, 0.4), (0.0, 0.0), 2048),
+    Stage(0.40, ((128, 0.3), (256, 0.7)), (0.35, 0.5), (0.0, 0.4), 2048),
+    Stage(0.70, ((256, 0.5), (512, 0.5)), (0.4, 0.6), (0.0, 0.8), 4096),
+    Stage(0.88, ((256, 0.3), (512, 0.4), (1024, 0.3)), (0.4, 0.7), (0.1, 1.0), 6144),
     Stage(
         1.01,
-        ((256, 0.05), (512, 0.35), (1024, 0.35), (2048, 0.18), (4096, 0.05), (8192, 0.02)),
+        ((256, 0.15), (512, 0.3), (1024, 0.3), (2048, 0.17), (4096, 0.08)),
         (0.4, 0.75),
         (0.1, 1.0),
-        4096,
+        8192,
     ),
 )
 
-WARM_UP, COOL_DOWN = 0.01, 0.25
+WARM_UP, COOL_DOWN = 0.01, 0.3
 """Shares of the training in which the learning rate rises and falls."""
 
 
-def at(progress: float, rng: random.Random) -> tuple[int, int, float, float]:
-    """Tokens of a step, row length, share of documents, filler."""
+def at(progress: float, rng: random.Random) -> Drawn:
     stage = next(stage for stage in STAGES if progress < stage.until)
     lengths, weights = zip(*stage.lengths, strict=True)
-    return stage.tokens, rng.choices(lengths, weights)[0], rng.uniform(*stage.share), rng.uniform(*stage.filler)
+    length = rng.choices(lengths, weights)[0]
+    return Drawn(stage.tokens, length, rng.uniform(*stage.share), rng.uniform(*stage.filler))
 
 
 def rate(progress: float) -> float:

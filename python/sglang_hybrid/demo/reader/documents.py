@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from sglang_hybrid.demo.reader import filler, names
+from sglang_hybrid.demo.reader import filler, forms, names
 from sglang_hybrid.demo.reader.names import TRAIN
-from sglang_hybrid.demo.reader.relations import AGAIN, CHANGED, KINDS, SAID, Relation
+from sglang_hybrid.demo.reader.relations import KINDS, Relation
 
 _KIND_WORDS = {"place": names.PLACES, "machine": names.MACHINES, "event": names.EVENTS}
 
@@ -20,19 +20,23 @@ class Entity:
     @property
     def possessive(self) -> str:
         if self.kind != "person":
-            return "Its"
-        return "Her" if names.is_woman(self.text) else "His"
+            return "its"
+        return "her" if names.is_woman(self.text) else "his"
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`value` of a relation, told in document number `document`; `changed` if it takes the place of another."""
+    """`value` of a relation, told in document number `document`; `before`: the value whose place it takes, or none."""
 
     entity: Entity
     relation: Relation
     value: str
     document: int
-    changed: bool = False
+    before: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.before)
 
 
 Key = tuple[str, str]
@@ -69,7 +73,7 @@ def entity(rng: random.Random, split: str, kind: str | None = None) -> Entity:
 def world(rng: random.Random, shape: Shape) -> World:
     """A world of `shape`; some facts change in a later document, some people are described in another one."""
     made = World()
-    first = rng.choice((1, 1, rng.randint(1, 90)))
+    first = rng.choice((1, 1, rng.randint(1, max(1, 100 - shape.documents))))
     waiting: list[Entity] = []  # people who were named as a value
     for number in range(first, first + shape.documents):
         told: list[Fact] = []
@@ -109,7 +113,7 @@ def _change(rng: random.Random, made: World, number: int, split: str) -> Fact | 
     value = old.relation.draw(rng, split)
     if value == old.value:
         return None
-    fact = Fact(old.entity, old.relation, value, number, changed=True)
+    fact = Fact(old.entity, old.relation, value, number, before=old.value)
     made.facts[old.entity.text, old.relation.noun] = fact
     return fact
 
@@ -128,13 +132,12 @@ def _tell(rng: random.Random, facts: list[Fact], shape: Shape) -> str:
 
 
 def _say(rng: random.Random, fact: Fact, split: str, again: bool) -> str:
-    own = fact.relation.said[split]
     if fact.changed:
-        form = rng.choice(CHANGED[split])
+        form = forms.changed(rng, split, fact.relation)
     elif again and rng.random() < 0.4:
-        form = rng.choice(AGAIN[split])
+        form = forms.again(rng, split)
     else:
-        form = rng.choice(own) if rng.random() < 0.5 else rng.choice(SAID[split])
+        form = forms.said(rng, split, fact.relation)
     return fill(form, fact.entity, fact.relation, fact.value)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,13 +21,38 @@ from sglang_hybrid.demo.reader.examples import encode
 from sglang_hybrid.demo.reader.names import HELD
 
 EVEN = dict.fromkeys(questions.ALL, 1.0) | {questions.TALK: 0.3}
+COUNTED = tuple(kind for kind in questions.ALL if kind != questions.TALK)
+"""Small talk is asked in passing."""
+
+SEED = 20_261_123
+TURNS = {256: 4, 512: 8, 2048: 20, 8192: 32}
+"""Questions of one conversation, by its length in tokens; other lengths: one per 80 tokens, at most 32."""
 
 
-def held_out(rng: random.Random, length: int, turns: int, forms: str = HELD, filler: float = 0.7) -> Conversation:
-    """A conversation whose documents and turns take about `length` tokens, with held-out names and `forms`."""
+def held_out(
+    rng: random.Random, length: int, turns: int, form: str = HELD, filler: float = 0.7, documents: int | None = None
+) -> Conversation:
+    """A conversation whose documents and turns take about `length` tokens, with held-out names and forms of `form`."""
     share = max(0.3, 1 - 34 * turns / length)
-    shape = conversations.shape_for(rng, length, share, filler, HELD, forms)
+    shape = conversations.shape_for(rng, length, share, filler, HELD, form, documents)
     return conversations.draw(rng, shape, turns, mix=EVEN)
+
+
+def drawn(length: int, form: str, count: int, documents: int | None = None) -> Iterator[Conversation]:
+    """Conversations of about `length` tokens, the same ones each time, until `count` questions of each kind are asked.
+
+    A length that has no room for a kind ends too.
+    """
+    rng = random.Random(f"{SEED} {length} {form} {documents}")
+    turns = TURNS.get(length, min(32, max(4, length // 80)))
+    asked: dict[str, int] = dict.fromkeys(questions.ALL, 0)
+    for _ in range(40 * count):
+        if all(asked[kind] >= count for kind in COUNTED):
+            break
+        made = held_out(rng, length, turns, form, documents=documents)
+        for turn in made.turns:
+            asked[turn.kind] += 1
+        yield made
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_hybrid.demo.reader import conversations, tokens
 from sglang_hybrid.demo.reader.conversations import Conversation
+from sglang_hybrid.demo.reader.curriculum import Drawn
 from sglang_hybrid.demo.reader.names import TRAIN
 from sglang_hybrid.demo.reader.questions import Turn
 
@@ -45,35 +46,34 @@ def _pieces(text: str) -> tuple[int, ...]:
     return tuple(tokens.load().encode(text).ids)
 
 
-def row(rng: random.Random, length: int, share: float, filler: float) -> tuple[list[int], list[int]]:
-    """Ids and parts of `length` tokens: one conversation, and further ones behind it where it is too short."""
+def row(rng: random.Random, drawn: Drawn) -> tuple[list[int], list[int]]:
+    """Ids and parts of a row and one token: one conversation, and further ones behind it where it is too short."""
     ids: list[int] = []
     parts: list[int] = []
-    while len(ids) < length:
-        left = length - len(ids)
-        shape = conversations.shape_for(rng, max(left, 96), share, filler, TRAIN, TRAIN)
-        turns = max(2, round(left * (1 - share) / 26))
-        made = encode(conversations.draw(rng, shape, turns))
+    while len(ids) <= drawn.length:
+        left = drawn.length - len(ids)
+        share = drawn.share if rng.random() < 0.97 else 0.0
+        shape = conversations.shape_for(rng, max(left, 96), share, drawn.filler, TRAIN, TRAIN)
+        made = encode(conversations.draw(rng, shape, max(2, round(left * (1 - share) / 28))))
         ids += made.ids
         parts += made.parts
-    return ids[: length + 1], parts[: length + 1]
+    return ids[: drawn.length + 1], parts[: drawn.length + 1]
 
 
 WEIGHTS = (1.0, 2.0)
 """Of an answer's tokens that are said anyway, and of the values in it."""
 
-READ_WEIGHT, READ_SHARE = 0.1, 0.25
+READ_WEIGHT, READ_SHARE = 0.1, 0.2
 """Of the tokens that are only read; this share of them is predicted, at the weight of all."""
 
 
-def batch(rng: random.Random, tokens_in_all: int, length: int, share: float, filler: float) -> tuple[Tensor, ...]:
-    """Inputs [rows, length], mask of predicted positions [rows, length], their targets [n], weights [n]."""
-    rows = [row(rng, length, share, filler) for _ in range(max(1, tokens_in_all // length))]
-    rows = [(ids + [0] * (length + 1 - len(ids)), parts + [-2] * (length + 1 - len(parts))) for ids, parts in rows]
+def batch(rng: random.Random, size: int, drawn: Drawn) -> tuple[Tensor, ...]:
+    """`size` tokens: inputs [rows, length], mask of predicted positions [rows, length], their targets [n], weights."""
+    rows = [row(rng, drawn) for _ in range(max(1, size // drawn.length))]
     ids = torch.tensor([ids for ids, _ in rows])
     parts = torch.tensor([parts for _, parts in rows])[:, 1:]
     generator = torch.Generator().manual_seed(rng.getrandbits(40))
     sampled = torch.rand(parts.shape, generator=generator) < READ_SHARE
-    keep = (parts >= 0) | ((parts == -1) & sampled)
-    table = torch.tensor([0.0, READ_WEIGHT / READ_SHARE, *WEIGHTS])
-    return ids[:, :-1].contiguous(), keep, ids[:, 1:][keep], table[parts[keep] + 2]
+    keep = (parts >= 0) | sampled
+    table = torch.tensor([READ_WEIGHT / READ_SHARE, *WEIGHTS])
+    return ids[:, :-1].contiguous(), keep, ids[:, 1:][keep], table[parts[keep] + 1]

@@ -14,11 +14,11 @@ def _words(text: str) -> list[str]:
 
 
 HEADS = _words(
-    "Tol Ber Lun Mar Ves Kor Sun Hal Nor Dra Fel Gris Ost Bra Sil Kal Ren Vin Mos Tar Hol Jor Lin Sol Var Ask Elm Fro "
-    "Gal Hem Ist Jan Kil Lor Mel Nes Orm Pel Rol Sten Tun Ulv Wil Yst Zan Bor Dal Erl"
+    "Tol Ber Luk Mav Vesk Kov Suk Hal Nov Drem Fel Grim Osk Brim Sil Kal Rem Vik Mok Tark Hol Jov Lim Sov Vald Ask Elm "
+    "Frob Gal Hem Isk Jam Kil Lob Mel Nek Orm Pel Rok Skel Tuk Ulv Wil Yst Zam Bok Dag Erk"
 )
 TAILS = _words(
-    "vik dal holm mora berg stad sen fors nes lund ry tan wick ton gard sund mark ley borg ro hus bek mund sted"
+    "vik ham holm mora berg stad sen fors nes vang ry tan wick ton gard sund mark ley borg ro hus bek mund sted"
 )
 WOMEN = _words("Mara Ella Ida Nora Vera Lena Rosa Tilda Greta Hanna Clara Olga Sara Julia Edith Freya Agnes Petra")
 MEN = _words("Jonas Emil Oskar Peter Anton Hugo Felix David Simon Viktor Adam Leo Karl Oliver Tom Rolf Arne Bruno")
@@ -45,6 +45,14 @@ def name(rng: random.Random, split: str) -> str:
 
 def person(rng: random.Random, split: str) -> str:
     return f"{rng.choice(WOMEN + MEN)} {name(rng, split)}"
+
+
+def woman(rng: random.Random, split: str) -> str:
+    return f"{rng.choice(WOMEN)} {name(rng, split)}"
+
+
+def man(rng: random.Random, split: str) -> str:
+    return f"{rng.choice(MEN)} {name(rng, split)}"
 
 
 def is_woman(person_name: str) -> bool:

@@ -1,10 +1,16 @@
-"""The readers' tokenizer: byte-level BPE with single digits and a mark per role, and their chat template."""
+"""The readers' tokenizer: byte-level BPE with single digits and a mark per role, and their chat template.
+
+`python -m sglang_hybrid.demo.reader.tokens [FILE]` trains it again; it is the committed one, byte for byte, as long as
+the language of documents is what it was.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +27,7 @@ PAD, SYSTEM, USER, ASSISTANT, TOOL, END, DOCUMENT = (
     "<|doc|>",
 )
 SPECIAL_TOKENS = (PAD, SYSTEM, USER, ASSISTANT, TOOL, END, DOCUMENT)
-VOCABULARY = 1280
+VOCABULARY = 1536
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -58,6 +64,25 @@ def train(texts: Iterable[str]) -> Any:
     return tokenizer
 
 
+def text(conversations: int = 2000) -> Iterator[str]:
+    """What the committed tokenizer was trained on: generated conversations, of training's names and forms, and every
+    clause as it opens a sentence, so that each of its words is a piece in either place."""
+    from sglang_hybrid.demo.reader import conversations as drawn
+    from sglang_hybrid.demo.reader import relations
+    from sglang_hybrid.demo.reader.names import TRAIN
+
+    for seed in range(conversations):
+        rng = random.Random(seed)
+        shape = drawn.shape_for(rng, 400, 0.5, 0.5, TRAIN, TRAIN)
+        for message in drawn.draw(rng, shape, 8).messages():
+            yield message["content"]
+    for relation in relations.RELATIONS:
+        for clause in (*relation.said, *(text for wh in relation.asked for text in wh)):
+            words = re.sub(r" {.}", "", clause)
+            if not words.startswith("{"):
+                yield from [words[0].upper() + words[1:]] * (conversations // 40)
+
+
 @lru_cache(maxsize=1)
 def load() -> Any:
     """The committed tokenizer."""
@@ -83,3 +108,23 @@ def save(folder: Path) -> None:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+        print("usage: python -m sglang_hybrid.demo.reader.tokens [FILE]", file=sys.stderr)  # noqa: T201
+        return 2
+    file = Path(arguments[0]) if arguments else _FILE
+    if not file.parent.is_dir():
+        print(f"error: the tokenizer could not be written; make the folder first: {file.parent}", file=sys.stderr)  # noqa: T201
+        return 1
+    try:
+        file.write_text(train(text()).to_str(pretty=True), encoding="utf-8")
+    except OSError as error:
+        print(f"error: the tokenizer could not be written; {error.strerror}: {file}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sglang_hybrid.demo.reader.network.layers import Norm, ShortConvolution
 
-CHUNK = 32
+CHUNK = 16
 
 
-def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Outputs o_t = S_t' q_t of S_t = exp(g_t) (I - beta_t k_t k_t') S_{t-1} + beta_t k_t v_t', from S_0 = 0.
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None = None, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Outputs o_t = S_t' q_t of S_t = exp(g_t) (I - beta_t k_t k_t') S_{t-1} + beta_t k_t v_t', and the last S.
 
     q, k: [batch, heads, tokens, key], k of length at most 1; v: [batch, heads, tokens, value];
-    g (not above 0), beta: [batch, heads, tokens]. Returns [batch, heads, tokens, value].
+    g (not above 0), beta: [batch, heads, tokens]; `state`: S before the first token, [batch, heads, key, value], or 0.
+    Returns [batch, heads, tokens, value] and a state.
     """
     tokens = q.shape[2]
     pad = -tokens % chunk
@@ -34,7 +39,6 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, c
     q_grown = q * grown
     k_rest = (k * (total[..., -1:] - total).exp()[..., None]).transpose(-1, -2)
     last = total[..., -1].exp()[..., None, None]
-    state = None
     outputs = []
     pieces = zip(*(x.unbind(2) for x in (u, w, scores, q_grown, k_rest, last)), strict=True)
     for u_n, w_n, scores_n, q_n, k_n, last_n in pieces:
@@ -42,7 +46,11 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, c
         inner = scores_n @ written
         outputs.append(inner if state is None else inner + q_n @ state)
         state = k_n @ written if state is None else last_n * state + k_n @ written
-    return torch.cat(outputs, dim=2)[:, :, :tokens]
+    assert state is not None  # there is at least one token
+    return torch.cat(outputs, dim=2)[:, :, :tokens], state
+
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DeltaLayer(nn.Module):
@@ -51,6 +59,8 @@ class DeltaLayer(nn.Module):
     def __init__(self, hidden: int, heads: int, head: int) -> None:
         super().__init__()
         self.heads, self.head = heads, head
+        self.rule: Rule = gated_delta_rule
+        """Another one may take its place, to see what becomes of the answers."""
         inner = heads * head
         self.conv1d = ShortConvolution(3 * inner)
         self.dt_bias = nn.Parameter(torch.zeros(heads))
@@ -62,6 +72,14 @@ class DeltaLayer(nn.Module):
         self.in_proj_b = nn.Linear(hidden, heads, bias=False)
         self.in_proj_a = nn.Linear(hidden, heads, bias=False)
 
+    def look_for_likes(self, layer: int) -> None:
+        """Begin with keys that are queries, in every other head those of the token before."""
+        q, k, _ = self.in_proj_qkv.weight.chunk(3)
+        k.copy_(q)
+        taps = self.conv1d.weight.view(3, self.heads, self.head, -1)[1, ::2]
+        taps[..., -1] -= 1
+        taps[..., -2] += 1
+
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
         mixed = self.conv1d(self.in_proj_qkv(x)).view(batch, tokens, 3, self.heads, self.head)
@@ -69,7 +87,7 @@ class DeltaLayer(nn.Module):
         q, k = unit(q) * self.head**-0.5, unit(k)
         g = -self.A_log.exp() * F.softplus(self.in_proj_a(x) + self.dt_bias)
         beta = self.in_proj_b(x).sigmoid()
-        y = gated_delta_rule(q, k, v, g.transpose(1, 2), beta.transpose(1, 2)).transpose(1, 2)
+        y = self.rule(q, k, v, g.transpose(1, 2), beta.transpose(1, 2))[0].transpose(1, 2)
         z = self.in_proj_z(x).view(batch, tokens, self.heads, self.head)
         return self.out_proj((self.norm(y) * F.silu(z)).reshape(batch, tokens, -1))
 

@@ -49,6 +49,11 @@ class Attention(nn.Module):
         frequencies = theta ** (-torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
+    def look_for_likes(self, layer: int) -> None:
+        """Begin with the keys of a group as the queries of all its heads."""
+        q = self.q_proj.weight.view(self.kv_heads, self.heads // self.kv_heads, -1, self.q_proj.weight.shape[1])
+        q[:, :, : self.head] = self.k_proj.weight.view(self.kv_heads, 1, self.head, -1)
+
     def forward(self, x: Tensor) -> Tensor:
         """`x`: [batch, tokens, hidden], from position 0."""
         batch, tokens, _ = x.shape
@@ -86,9 +91,5 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`: [batch, tokens, channels]."""
-        tokens, width = x.shape[1], self.weight.shape[-1]
-        padded = F.pad(x, (0, 0, width - 1, 0))
-        y = padded[:, :tokens] * self.weight[:, 0, 0]
-        for tap in range(1, width):
-            y = torch.addcmul(y, padded[:, tap : tap + tokens], self.weight[:, 0, tap])
-        return F.silu(y if self.bias is None else y + self.bias)
+        padded = F.pad(x.transpose(1, 2), (self.weight.shape[-1] - 1, 0))
+        return F.silu(F.conv1d(padded, self.weight, self.bias, groups=x.shape[-1])).transpose(1, 2)
