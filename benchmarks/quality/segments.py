@@ -4,7 +4,8 @@
 
 Documents stand in a tool message, each a segment; questions and answers follow. Rows: `full`, the prompt computed as a
 whole, which is what the prefix cache gives; `seams N`, composed with N tokens of seams at each end (a server's default
-is 8); `addition`, 8 tokens of seams and states of interiors added up, for comparison. Names and forms of sentences are
+is 8); `addition`, 8 tokens of seams and states of interiors added up, for comparison; `context`, 8 tokens of seams and
+segments computed behind what stands in front of the first document, not by themselves. Names and forms of sentences are
 held out; an answer counts if every token of it is right; `kl` is of the tokens of answers, from `full`, in nats.
 
 Composed prefill is that of `tests/engine/composition.py`, which answers of servers equal.
@@ -34,6 +35,7 @@ SHAPES = ((2, 5), (4, 5), (8, 5), (16, 5), (2, 20))
 """Documents, and facts of each; five facts take some 120 tokens."""
 TURNS, FILLER, SEED, SERVED = 8, 0.7, 20_261_125, 8
 WIDTHS = (0, 4, 8, 16)
+ADDITION, CONTEXT = "addition", "context"
 
 
 def drawn(rng: random.Random, documents: int, facts: int) -> tuple[Encoded, list[Range]]:
@@ -73,14 +75,14 @@ def cells(model: str, documents: int, facts: int, count: int) -> Iterator[dict[s
     made = [drawn(rng, documents, facts) for _ in range(count)]
     size = round(sum(high - low for _, ranges in made for low, high in ranges) / (count * documents))
     exact: list[Tensor] = []
-    for name in ("full", *(f"seams {width}" for width in WIDTHS), "addition"):
-        judge = Composition(model, int(name.split()[1]) if " " in name else SERVED)
+    for name in ("full", *(f"seams {width}" for width in WIDTHS), ADDITION, CONTEXT):
+        judge = Composition(model, int(name.split()[1]) if name.startswith("seams") else SERVED)
         counts: dict[str, list[int]] = {}
         divergences: list[float] = []
         for number, (encoded, ranges) in enumerate(made):
             first = encoded.answers[0][1]
             reused = [] if name == "full" else [each for each in ranges if each[1] - each[0] >= judge.seams.least]
-            found = _logprobs(judge, encoded.ids, first, reused, added=name == "addition")
+            found = _logprobs(judge, encoded.ids, first, reused, name)
             if name == "full":
                 exact.append(found)
             for turn, start, end in encoded.answers:
@@ -99,9 +101,11 @@ def cells(model: str, documents: int, facts: int, count: int) -> Iterator[dict[s
         }  # fmt: skip
 
 
-def _logprobs(judge: Composition, ids: list[int], first: int, reused: list[Range], added: bool) -> Tensor:
+def _logprobs(judge: Composition, ids: list[int], first: int, reused: list[Range], composed: str) -> Tensor:
     """Log-probabilities of the tokens from `first` on, [n, vocabulary]."""
-    if not added:
+    if composed == CONTEXT and reused:
+        return judge.distributions(ids[:first], ids[first:], reused, judge.isolated(ids, reused, reused[0][0]))
+    if composed != ADDITION:
         return judge.distributions(ids[:first], ids[first:], reused)
     taken = judge.isolated(ids, reused)
     with replaced(judge.network, adding([judge.seams.interior(each) for each in reused])):

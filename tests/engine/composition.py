@@ -93,19 +93,21 @@ class Composition:
         return torch.nn.functional.linear(rows, self.network.model.embed_tokens.weight).log_softmax(-1)
 
     @torch.no_grad()
-    def isolated(self, tokens: Sequence[int], segments: Sequence[Range]) -> list[Isolated]:
-        """What each segment of `tokens` gives by itself."""
-        ids, found = torch.tensor([list(tokens)]), []
+    def isolated(self, tokens: Sequence[int], segments: Sequence[Range], front: int = 0) -> list[Isolated]:
+        """What each segment of `tokens` gives by itself, or behind the first `front` tokens."""
+        found = []
         for start, end in segments:
             low, high = self.seams.interior((start, end))
-            x, inputs, outputs = self.network.model.embed_tokens(ids[:, start:end]), [], []
+            ids = torch.tensor([[*tokens[:front], *tokens[start:end]]])
+            x, inputs, outputs = self.network.model.embed_tokens(ids), [], []
+            inside = slice(front + low - start, front + high - start)
             for number, layer in enumerate(self._layers):
-                inputs.append(x[:, low - start : high - start].clone())
+                inputs.append(x[:, inside].clone())
                 spliced = self._spliced[number]
                 if spliced is not None:
                     spliced.given = None
                 x = layer(x)
                 kept = x[:, :0] if spliced is None or spliced.kept is None else spliced.kept
-                outputs.append(kept[:, low - start : high - start].clone())
+                outputs.append(kept[:, inside].clone())
             found.append(((low, high), inputs, outputs))
         return found

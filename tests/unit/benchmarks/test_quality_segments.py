@@ -54,7 +54,15 @@ def test_documents_are_where_they_are_said_to_be() -> None:
 @pytest.mark.parametrize("model", segments.READERS)
 def test_every_row_judges_the_same_answers(model: str) -> None:
     rows = list(segments.cells(model, 2, 5, 1))
-    assert [row["composition"] for row in rows] == ["full", "seams 0", "seams 4", "seams 8", "seams 16", "addition"]
+    assert [row["composition"] for row in rows] == [
+        "full",
+        "seams 0",
+        "seams 4",
+        "seams 8",
+        "seams 16",
+        "addition",
+        "context",
+    ]
     assert len({row["questions"] for row in rows}) == 1
     assert rows[0]["kl"] == 0.0
     assert all(row["kl"] > 1e-6 for row in rows[1:])
@@ -67,5 +75,16 @@ def test_full_is_the_network_itself() -> None:
     keep[0, first - 1 : -1] = True
     with torch.no_grad():
         wanted = judge.network(torch.tensor([encoded.ids]), keep).log_softmax(-1)
-    found = segments._logprobs(judge, encoded.ids, first, [], added=False)
+    found = segments._logprobs(judge, encoded.ids, first, [], "full")
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", segments.READERS)
+def test_the_first_segment_in_its_context_is_the_prompt_itself(model: str) -> None:
+    encoded, ranges = segments.drawn(random.Random(7), 2, 5)
+    judge, first = Composition(model), encoded.answers[0][1]
+    whole = segments._logprobs(judge, encoded.ids, first, [], "full")
+    found = segments._logprobs(judge, encoded.ids, first, ranges[:1], segments.CONTEXT)
+    torch.testing.assert_close(found, whole, atol=1e-3, rtol=1e-3)
+    alone = segments._logprobs(judge, encoded.ids, first, ranges[:1], "seams 8")
+    assert (alone - whole).abs().max() > 1e-2

@@ -86,3 +86,25 @@ def test_transformers_gives_the_same_logits(model: str, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(ours(read), theirs(read).logits, atol=1e-3, rtol=1e-4)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == tokens.special_id(tokens.END)
+
+
+def test_mamba2_begins_by_looking_behind_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of attention in the second half of a text that is said twice, most goes to what followed in the first half."""
+    network, n = models.READERS["reader-mamba2"](tokens.VOCABULARY), 128
+    models.initialise(network, torch.Generator().manual_seed(1))
+    said = torch.randperm(tokens.VOCABULARY, generator=torch.Generator().manual_seed(2))[:n]
+    plain, shares = torch.nn.functional.scaled_dot_product_attention, list[Tensor]()
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
+        scores = q @ k.repeat_interleave(models.HEADS // models.KV_HEADS, 1).transpose(-1, -2) / models.HEAD**0.5
+        hidden = torch.ones(2 * n, 2 * n, dtype=torch.bool).triu(1)
+        rows = torch.arange(n, 2 * n - 1)
+        shares.append(scores.masked_fill(hidden, -torch.inf).softmax(-1)[0, :, rows, rows - n + 1].mean(1))
+        return plain(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    with torch.no_grad():
+        network(torch.cat([said, said])[None])
+    first, *later = shares
+    assert first.max() < 0.1
+    assert all(share[: models.HEADS // models.KV_HEADS].min() > 0.5 for share in later), shares

@@ -192,3 +192,35 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
                 weight.normal_(0, weight.shape[1] ** -0.5, generator=generator)
         for layer, module in enumerate(m for m in model.modules() if isinstance(m, (DeltaLayer, SsdLayer, Attention))):
             module.look_for_likes(layer)
+        if isinstance(model.get_submodule("model.layers.0"), ParallelBlock):
+            _look_behind_likes(model, generator)
+
+
+def _look_behind_likes(model: Any, generator: torch.Generator) -> None:
+    """Begin with attention that finds what came behind a token's like.
+
+    Without a delta rule the state of Mamba-2 does not find it. So tokens begin in one half of the dimensions, the first
+    mixer writes the token before into the other half, and half of the keys of later attention read it there. One
+    dimension is the same for all tokens; it holds that mixer's gate open.
+    """
+    embedding, first = model.model.embed_tokens.weight, model.model.layers[0].mamba
+    half = HIDDEN // 2
+    embedding[:, 0] = 0.42
+    embedding[:, 1:half] *= 2**0.5
+    embedding[:, half:] = 0
+    first.in_proj.weight[: 2 * HIDDEN] = 0
+    first.in_proj.weight[:HIDDEN, 0] = 0.2
+    first.in_proj.weight[HIDDEN : 2 * HIDDEN] += torch.eye(HIDDEN)
+    first.in_proj.weight[HIDDEN, 0] = 0
+    first.in_proj.weight[2 * HIDDEN : -HEADS] *= 0.1
+    first.conv1d.weight[:HIDDEN] = 0
+    first.conv1d.weight[:HIDDEN, 0, -2] = 1
+    first.conv1d.bias[:HIDDEN] = 1.28
+    first.out_proj.weight[half:, :half] = 0.025 * torch.eye(half)
+    for layer in model.model.layers[1:]:
+        q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+        for weight in (q, k):
+            weight[:, 0] = 0
+            weight[:, half:] = 0
+            weight *= 3
+        k[:HEAD] = k[:HEAD].roll(half, 1)
