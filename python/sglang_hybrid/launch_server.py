@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import announce_parent, collect_as_usual, collect_rarely, die_with_announced_parent
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.launch import children, stop
 from sglang_hybrid.plugin import activate_platform
 
 _GRPC = ("grpc_mode", "smg_grpc_mode")
@@ -62,6 +62,8 @@ def _hand_over(arguments: list[str]) -> int:
     from sglang.srt.utils import kill_process_tree
 
     announce_parent()
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        children.copy_instead_of_spawn()
     _before_the_port_is_bound()
     try:
         prepared = prepare_server_args(arguments)
@@ -101,6 +103,7 @@ def _before_the_port_is_bound() -> None:
 
 
 if __name__ == "__main__":
+    children.keep_one_thread()
     stop.hold_back_in_children()
     collect_rarely()  # until the port is bound
     sys.exit(main())

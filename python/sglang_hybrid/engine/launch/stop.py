@@ -31,14 +31,21 @@ def hold_back_in_children() -> None:
 
     spawn = util.spawnv_passfds
 
-    def held_back(*arguments: Any) -> int:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)
-        try:
+    def blocked(*arguments: Any) -> int:
+        with held_back():
             return spawn(*arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    util.spawnv_passfds = held_back
+    util.spawnv_passfds = blocked
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """While it lasts, these signals are blocked: in this thread, and in a child that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_to_parent() -> None:
