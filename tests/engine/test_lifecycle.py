@@ -65,6 +65,15 @@ def test_the_start_block_is_true(serve: Callable[..., Client]) -> None:
     assert "the cost model expected" not in text
 
 
+def test_children_share_what_the_first_process_imported(serve: Callable[..., Client]) -> None:
+    server = serve("gdn", "--chunked-prefill-size", "128").server
+    (detokenizer,) = (process for process in children(server) if "detokenizer" in process.name())
+    rollup = Path(f"/proc/{detokenizer.pid}/smaps_rollup").read_text()
+    shared = re.search(r"^Shared_Dirty: +(\d+) kB$", rollup, re.MULTILINE)
+    assert shared is not None
+    assert int(shared[1]) > 100_000, "memory of a copy that nobody wrote to; a spawned child has none"
+
+
 def test_two_servers_then_one_loses_its_scheduler(models: Callable[[str], Path], tmp_path: Path) -> None:
     """Killing one server's scheduler ends that server, says why, leaves nothing behind, and the other serves on.
 
