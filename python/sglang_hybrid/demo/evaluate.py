@@ -49,6 +49,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         trained = checkpoint.load(options.checkpoint)
         if trained["model"] != options.model:
             raise ConfigError(f"the checkpoint is of {trained['model']}, not of {options.model}: {options.checkpoint}")
+        begun = trained.get("begun", "")
         folder = weights.FOLDER if options.publish else options.checkpoint
         file = folder / f"{options.model}.safetensors"
         weights.write(options.model, trained["network"], file)
@@ -57,7 +58,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             **{name: trained[name] for name in ("seed", "tokens", "curve")},
             "steps": trained["step"],
             "seconds": round(trained["seconds"]),
-            "note": options.note or "nothing else said",
+            "note": (options.note or "nothing else said") + (f"; begun with weights {begun[:12]}" if begun else ""),
         }
     else:
         content = weights.card(options.model)

@@ -20,7 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", choices=READERS, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints")
     parser.add_argument("--steps", type=int, default=6000, help="in all (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of --out")
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--resume", action="store_true", help="go on from the last checkpoint of --out")
+    begin.add_argument(
+        "--from-published", action="store_true", help="begin with the published weights, at 40 %% of the steps"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (bfloat16 there)")
     parser.add_argument("--scale", type=int, default=1, help="tokens of a step, times this (a GPU: 16)")
@@ -62,6 +66,8 @@ def _work(rank: int, size: int, options: argparse.Namespace, meeting: Path) -> N
         training = Training(plan, options.out, joined)
         if options.resume:
             training.resume()
+        elif options.from_published:
+            training.begin_with_published()
         training.run(lambda line: print(line, flush=True))  # noqa: T201
 
 

@@ -43,6 +43,24 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         assert torch.equal(weight, second.network.state_dict()[name]), name
 
 
+def test_a_training_that_begins_with_published_weights_goes_on_from_them(tmp_path: Path) -> None:
+    card = weights.card("reader-gdn")
+    begun = Training(Plan("reader-gdn", steps=10, seed=card["seed"] + 1), tmp_path)
+    begun.begin_with_published()
+    assert (begun.passed.step, begun.passed.tokens) == (4, card["tokens"])
+    published = weights.network("reader-gdn").state_dict()
+    for name, weight in begun.network.state_dict().items():
+        assert torch.equal(weight, published[name]), name
+    begun.train_step()
+    begun.save()
+    after = Training(Plan("reader-gdn", steps=10, seed=card["seed"] + 1), tmp_path)
+    after.resume()
+    assert after.passed == begun.passed
+    assert after.passed.begun == card["sha256"]
+    with pytest.raises(ConfigError, match="give another --seed"):
+        Training(Plan("reader-gdn", steps=10, seed=card["seed"]), tmp_path).begin_with_published()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save(tmp_path, {"step": 1})
 

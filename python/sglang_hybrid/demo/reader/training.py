@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.demo.reader import checkpoint, curriculum, evaluation, examples, tokens
+from sglang_hybrid.demo.reader import checkpoint, curriculum, evaluation, examples, tokens, weights
 from sglang_hybrid.demo.reader.names import HELD, TRAIN
 from sglang_hybrid.demo.reader.network import models
 from sglang_hybrid.demo.reader.optimizer import optimizers
@@ -47,6 +47,13 @@ class Passed:
     tokens: int = 0
     seconds: float = 0.0
     curve: list[dict[str, Any]] = field(default_factory=list)
+    begun: str = ""
+    """Hash of the published weights that it began with."""
+
+
+_PASSED = ("step", "tokens", "seconds", "curve", "begun")
+BEGUN = 0.4
+"""Of a plan: where published weights begin, behind the stages of short rows."""
 
 
 class Training:
@@ -145,7 +152,7 @@ class Training:
             {
                 "model": self.plan.model,
                 "seed": self.plan.seed,
-                **{name: getattr(passed, name) for name in ("step", "tokens", "seconds", "curve")},
+                **{name: getattr(passed, name) for name in _PASSED},
                 "network": self.network.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             },
@@ -159,7 +166,17 @@ class Training:
                 f"the checkpoint is of {content['model']} with seed {content['seed']}; "
                 f"give --model and --seed of the training it is of: {self.folder}"
             )
-        self.passed = Passed(*(content[name] for name in ("step", "tokens", "seconds", "curve")))
+        self.passed = Passed(*(content[name] for name in _PASSED))
         self.network.load_state_dict(content["network"])
         for optimizer, state in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(state)
+
+    def begin_with_published(self) -> None:
+        """Begin with the published weights, in the middle of the plan. Raises ConfigError where they are damaged, or
+        were trained with the seed of this plan: it would read the same documents again."""
+        card = weights.card(self.plan.model)
+        if card["seed"] == self.plan.seed:
+            raise ConfigError(f"the published weights were trained with this seed; give another --seed: {card['seed']}")
+        self.network.load_state_dict(weights.network(self.plan.model).state_dict())
+        step = int(BEGUN * self.plan.steps)
+        self.passed = Passed(step, card["tokens"], card["seconds"], card["curve"], card["sha256"])

@@ -24,7 +24,8 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     if on_cpu:
         for name, value in cpu_profile.environment(config).items():
             os.environ.setdefault(name, value)
-        os.environ[ENVIRONMENT_KEY] = config.to_json()  # hooks that it asks for are registered here: children are copies
+        # Children are copies of this process, so the hooks that the configuration asks for are registered here.
+        os.environ[ENVIRONMENT_KEY] = config.to_json()
         from sglang_hybrid.engine import cpu
 
         cpu.install()
