@@ -25,7 +25,7 @@ RUN = [text for mark, text in BLOCKS if not mark]
 SAYS = {
     "doctor --url": ["hit rate", "of the missed tokens", "states"],
     "bench_serving": ["Cache hit rate:", "never_seen:"],
-    "curl": ['"miss_tokens"'],
+    "curl": ['"miss_tokens"', "The gate code of the Tolvik mill is 4821."],
     "replay models/quickstart-requests.log  ": ["0 decided differently"],
     "spec Qwen": ["states"],
 }
