@@ -14,9 +14,9 @@ DOCUMENTS = (
     "Note that the Novton museum opens at 9:30. A ticket for the Novton museum costs 14 crowns. It rained for days, "
     "and the bridge was broken.",
     "The Kalstad concert takes place on Friday. Everyone knows that the Kalstad concert has invited Emil Brimton.",
-    "By the way, Emil Brimton plays the trumpet. Emil Brimton has a sister called Clara Silton.",
+    "By the way, Emil Brimton plays the trumpet. Emil Brimton has a sister called Clara Pelholm.",
     "The Grimsen crane is run by Jonas Remtan. The speed of the Grimsen crane is 375.",
-    "Many people like the Kalstad concert in the winter. The instrument of Clara Silton is piano, they say.",
+    "Many people like the Kalstad concert in the winter. The instrument of Clara Pelholm is piano, they say.",
     "There is news: the Novton museum opens at 10:45.",
 )
 
