@@ -24,13 +24,14 @@ from sglang_hybrid.demo.reader import evaluation, weights
 from sglang_hybrid.demo.server import Server
 from tests.engine.support import Client, Reference
 
-SIZES = ("--max-running-requests", "4", "--max-total-tokens", "65536")
+RUNNING = ("--max-running-requests", "4")
+SIZES = {"static": ("--max-total-tokens", "65536"), "elastic": ("--hybrid-cpu-memory-gb", "0.1")}
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "cache off": ("--disable-radix-cache",),
+    "cache off": ("--disable-radix-cache", *SIZES["static"]),
     **{
-        f"{strategy}, {memory}": ("--mamba-radix-cache-strategy", strategy, "--hybrid-memory", memory)
+        f"{strategy}, {memory}": ("--mamba-radix-cache-strategy", strategy, "--hybrid-memory", memory, *sizes)
         for strategy in ("no_buffer", "extra_buffer")
-        for memory in ("static", "elastic")
+        for memory, sizes in SIZES.items()
     },
 }
 
@@ -55,7 +56,7 @@ def main() -> None:
         folder = model.build(Path(scratch) / options.model, options.model)
         reference = Reference(folder)
         for name, flags in VARIANTS.items():
-            with Server(folder, (*SIZES, *flags), log=Path(scratch) / "server.log") as server:
+            with Server(folder, (*RUNNING, *flags), log=Path(scratch) / "server.log") as server:
                 server.wait_ready()
                 for length, questions in sets.items():
                     answers = ask(Client(server), questions)
