@@ -8,13 +8,11 @@ Names, sentence forms and question forms are held out.
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 
 from benchmarks import provenance
+from benchmarks.quality import study
 from benchmarks.quality.questions import rows
-from sglang_hybrid.demo.model import READERS
 from sglang_hybrid.demo.reader import evaluation, weights
 from sglang_hybrid.demo.reader.names import HELD
 
@@ -24,8 +22,7 @@ DOCUMENTS = (2, 5, 10, 20, 40)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=READERS, default="reader-gdn")
+    parser = study.parser(__doc__)
     parser.add_argument("--questions", type=int, default=500, help="of each kind at least, in each cell")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -37,9 +34,7 @@ def main() -> None:
         counts = evaluation.score(network, evaluation.drawn(length, HELD, options.questions, documents))
         made.append({"length": length, "documents": documents, "rows": rows(counts)})
         print(length, documents, {row["kind"]: row["share"] for row in made[-1]["rows"]}, flush=True)
-    seed, digest = evaluation.SEED, weights.card(options.model)["sha256"]
-    result = {**head, "model": options.model, "weights": digest, "seed": seed, "cells": made}
-    print(provenance.write("quality", f"reading-{options.model}", result))
+    study.write("reading", options.model, head, cells=made)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Composed prefill is that of `tests/engine/composition.py`, which answers of serv
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,12 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks import provenance
-from benchmarks.quality.recurrences import Rule, replaced
-from sglang_hybrid.demo.model import READERS
-from sglang_hybrid.demo.reader import conversations, evaluation, tokens, weights
+from benchmarks.quality import study
+from benchmarks.quality.recurrences import replaced
+from sglang_hybrid.demo.reader import conversations, evaluation, tokens
 from sglang_hybrid.demo.reader.documents import Shape
 from sglang_hybrid.demo.reader.examples import Encoded, encode
 from sglang_hybrid.demo.reader.names import HELD
+from sglang_hybrid.demo.reader.network.layers import Recurrence
 from sglang_hybrid.segment.geometry import Range
 from tests.engine.composition import Composition
 
@@ -48,10 +48,10 @@ def drawn(rng: random.Random, documents: int, facts: int) -> tuple[Encoded, list
     return encoded, list(zip(starts, [*starts[1:], end], strict=True))
 
 
-def adding(interiors: Sequence[Range]) -> Callable[[Rule], Rule]:
+def adding(interiors: Sequence[Range]) -> Callable[[Recurrence], Recurrence]:
     """A rule that adds up what interiors leave behind, and passes no state through them."""
 
-    def other(rule: Rule) -> Rule:
+    def other(rule: Recurrence) -> Recurrence:
         def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
             made, state, at = [], None, 0
             for low, high in [*interiors, (inputs[0].shape[2],) * 2]:
@@ -113,8 +113,7 @@ def _logprobs(judge: Composition, ids: list[int], first: int, reused: list[Range
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=READERS, default="reader-gdn")
+    parser = study.parser(__doc__)
     parser.add_argument("--conversations", type=int, default=60, help="of each shape")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -123,9 +122,7 @@ def main() -> None:
         for row in cells(options.model, documents, facts, options.conversations):
             rows.append(row)
             print({name: value for name, value in row.items() if name != "kinds"}, flush=True)
-    digest = weights.card(options.model)["sha256"]
-    result = {**head, "model": options.model, "weights": digest, "seed": SEED, "rows": rows}
-    print(provenance.write("quality", f"segments-{options.model}", result))
+    study.write("segments", options.model, head, SEED, rows=rows)
 
 
 if __name__ == "__main__":

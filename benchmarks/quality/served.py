@@ -9,7 +9,6 @@ logit; `wrong`: those that differ anywhere else.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
+from benchmarks.quality import study
 from benchmarks.quality.questions import Question, asked, counted, rows
 from benchmarks.serving.equality import judged
 from sglang_hybrid.demo import model
-from sglang_hybrid.demo.reader import evaluation, weights
 from sglang_hybrid.demo.server import Server
 from tests.engine.support import Client, Reference
 
@@ -43,8 +42,7 @@ def ask(client: Client, questions: Sequence[Question]) -> list[tuple[list[int], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=model.READERS, default="reader-gdn")
+    parser = study.parser(__doc__)
     parser.add_argument("--questions", type=int, default=40, help="of each kind at least, at each length")
     parser.add_argument("--lengths", default="512,2048,8192")
     options = parser.parse_args()
@@ -65,9 +63,7 @@ def main() -> None:
                     same = judged([q.prompt for q in questions], answers, alone[length], reference)
                     made.append({"server": name, "length": length, **same, "rows": rows(counts)})
                     print(name, length, same, {row["kind"]: row["share"] for row in made[-1]["rows"]}, flush=True)
-    seed, digest = evaluation.SEED, weights.card(options.model)["sha256"]
-    result = {**head, "model": options.model, "weights": digest, "seed": seed, "cells": made}
-    print(provenance.write("quality", f"served-{options.model}", result))
+    study.write("served", options.model, head, cells=made)
 
 
 if __name__ == "__main__":

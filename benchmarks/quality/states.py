@@ -9,21 +9,21 @@ is rounded as a cache of that type would keep it, and the pass goes on from it; 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import provenance
+from benchmarks.quality import study
 from benchmarks.quality.questions import Counts, rows
-from benchmarks.quality.recurrences import Rule, replaced
-from sglang_hybrid.demo.model import READERS
+from benchmarks.quality.recurrences import replaced
 from sglang_hybrid.demo.reader import evaluation, tokens, weights
 from sglang_hybrid.demo.reader.conversations import Conversation
 from sglang_hybrid.demo.reader.examples import encode
 from sglang_hybrid.demo.reader.names import HELD
+from sglang_hybrid.demo.reader.network.layers import Recurrence
 
 LENGTHS = (512, 2048, 8192)
 
@@ -49,10 +49,10 @@ ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def resuming(rounded: Callable[[Tensor], Tensor], cuts: list[int]) -> Callable[[Rule], Rule]:
+def resuming(rounded: Callable[[Tensor], Tensor], cuts: list[int]) -> Callable[[Recurrence], Recurrence]:
     """A rule that goes on from `rounded` states at positions `cuts`."""
 
-    def other(rule: Rule) -> Rule:
+    def other(rule: Recurrence) -> Recurrence:
         def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
             ends = [*cuts, inputs[0].shape[2]]
             made, state = [], None
@@ -73,19 +73,17 @@ def ends(ids: list[int]) -> list[int]:
 
 
 def score(network: Any, conversations: Iterable[Conversation], rounded: Callable[[Tensor], Tensor]) -> Counts:
-    counts: Counts = {}
-    for conversation in conversations:
-        with replaced(network, resuming(rounded, ends(encode(conversation).ids))):
-            found = evaluation.score(network, [conversation])
-        for kind, (right, asked) in found.items():
-            row = counts.setdefault(kind, [0, 0])
-            row[0], row[1] = row[0] + right, row[1] + asked
-    return counts
+    def resumed() -> Iterator[Conversation]:
+        """Each conversation, with a network that resumes where this one does while it is judged."""
+        for conversation in conversations:
+            with replaced(network, resuming(rounded, ends(encode(conversation).ids))):
+                yield conversation
+
+    return evaluation.score(network, resumed())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=READERS, default="reader-gdn")
+    parser = study.parser(__doc__)
     parser.add_argument("--questions", type=int, default=200, help="of each kind at least, in each row")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,9 +95,7 @@ def main() -> None:
             counts = score(network, evaluation.drawn(length, HELD, options.questions), rounded)
             made.append({"length": length, "states": name, "rows": rows(counts)})
             print(length, name, {row["kind"]: row["share"] for row in made[-1]["rows"]}, flush=True)
-    seed, digest = evaluation.SEED, weights.card(options.model)["sha256"]
-    result = {**head, "model": options.model, "weights": digest, "seed": seed, "cells": made}
-    print(provenance.write("quality", f"states-{options.model}", result))
+    study.write("states", options.model, head, cells=made)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality import segments
+from sglang_hybrid.demo.model import READERS
 from sglang_hybrid.demo.reader import tokens
 from sglang_hybrid.demo.reader.network import delta, ssd
 from tests.engine.composition import Composition
@@ -51,7 +52,7 @@ def test_documents_are_where_they_are_said_to_be() -> None:
     assert max(high for _, high in ranges) < encoded.answers[0][1]
 
 
-@pytest.mark.parametrize("model", segments.READERS)
+@pytest.mark.parametrize("model", READERS)
 def test_every_row_judges_the_same_answers(model: str) -> None:
     rows = list(segments.cells(model, 2, 5, 1))
     assert [row["composition"] for row in rows] == [
@@ -79,7 +80,7 @@ def test_full_is_the_network_itself() -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", segments.READERS)
+@pytest.mark.parametrize("model", READERS)
 def test_the_first_segment_in_its_context_is_the_prompt_itself(model: str) -> None:
     encoded, ranges = segments.drawn(random.Random(7), 2, 5)
     judge, first = Composition(model), encoded.answers[0][1]

@@ -69,4 +69,4 @@ def test_a_child_is_a_copy_only_where_that_is_safe(tmp_path: Path, before: str, 
     said, pid = done.stdout.rsplit(maxsplit=1)
     assert said == f"{['a model'] if copied else []} True True set() True True", done.stderr
     assert (done.returncode, done.stderr) == (-9, "")
-    eventually(lambda: gone(int(pid)))
+    assert eventually(lambda: gone(int(pid)))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_hybrid.demo.reader.network.layers import Norm, ShortConvolution
+from sglang_hybrid.demo.reader.network.layers import Norm, Recurrence, ShortConvolution
 
 CHUNK = 16
 
@@ -50,16 +48,13 @@ def gated_delta_rule(
     return torch.cat(outputs, dim=2)[:, :, :tokens], state
 
 
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
 class DeltaLayer(nn.Module):
     """Qwen3.5's linear attention: short convolution, gated delta rule, gated norm; as many key as value heads."""
 
     def __init__(self, hidden: int, heads: int, head: int) -> None:
         super().__init__()
         self.heads, self.head = heads, head
-        self.rule: Rule = gated_delta_rule
+        self.recurrence: Recurrence = gated_delta_rule
         """Another one may take its place, to see what becomes of the answers."""
         inner = heads * head
         self.conv1d = ShortConvolution(3 * inner)
@@ -87,7 +82,7 @@ class DeltaLayer(nn.Module):
         q, k = unit(q) * self.head**-0.5, unit(k)
         g = -self.A_log.exp() * F.softplus(self.in_proj_a(x) + self.dt_bias)
         beta = self.in_proj_b(x).sigmoid()
-        y = self.rule(q, k, v, g.transpose(1, 2), beta.transpose(1, 2))[0].transpose(1, 2)
+        y = self.recurrence(q, k, v, g.transpose(1, 2), beta.transpose(1, 2))[0].transpose(1, 2)
         z = self.in_proj_z(x).view(batch, tokens, self.heads, self.head)
         return self.out_proj((self.norm(y) * F.silu(z)).reshape(batch, tokens, -1))
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 EPSILON = 1e-6
+
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+"""`gated_delta_rule` or `state_space`: inputs, and perhaps a state to begin with, to outputs and the last state."""
 
 
 class Norm(nn.Module):

@@ -193,10 +193,10 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
         for layer, module in enumerate(m for m in model.modules() if isinstance(m, (DeltaLayer, SsdLayer, Attention))):
             module.look_for_likes(layer)
         if isinstance(model.get_submodule("model.layers.0"), ParallelBlock):
-            _look_behind_likes(model, generator)
+            _look_behind_likes(model)
 
 
-def _look_behind_likes(model: Any, generator: torch.Generator) -> None:
+def _look_behind_likes(model: Any) -> None:
     """Begin with attention that finds what came behind a token's like.
 
     Without a delta rule the state of Mamba-2 does not find it. So tokens begin in one half of the dimensions, the first
@@ -209,18 +209,18 @@ def _look_behind_likes(model: Any, generator: torch.Generator) -> None:
     embedding[:, 1:half] *= 2**0.5
     embedding[:, half:] = 0
     first.in_proj.weight[: 2 * HIDDEN] = 0
-    first.in_proj.weight[:HIDDEN, 0] = 0.2
+    first.in_proj.weight[:HIDDEN, 0] = 0.2  # the gate, far enough above 0 for every token
     first.in_proj.weight[HIDDEN : 2 * HIDDEN] += torch.eye(HIDDEN)
     first.in_proj.weight[HIDDEN, 0] = 0
     first.in_proj.weight[2 * HIDDEN : -HEADS] *= 0.1
     first.conv1d.weight[:HIDDEN] = 0
     first.conv1d.weight[:HIDDEN, 0, -2] = 1
-    first.conv1d.bias[:HIDDEN] = 1.28
-    first.out_proj.weight[half:, :half] = 0.025 * torch.eye(half)
+    first.conv1d.bias[:HIDDEN] = 1.28  # where SiLU has slope 1
+    first.out_proj.weight[half:, :half] = 0.025 * torch.eye(half)  # as large as the token itself
     for layer in model.model.layers[1:]:
         q, k = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
         for weight in (q, k):
             weight[:, 0] = 0
             weight[:, half:] = 0
-            weight *= 3
+            weight *= 3  # most of the attention goes to the one match
         k[:HEAD] = k[:HEAD].roll(half, 1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_hybrid.demo.reader.network.layers import ShortConvolution
+from sglang_hybrid.demo.reader.network.layers import Recurrence, ShortConvolution
 
 CHUNK = 16
 
@@ -41,16 +39,13 @@ def state_space(
     return y.flatten(2, 3)[:, :, :tokens], state
 
 
-Space = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
 class SsdLayer(nn.Module):
     """Falcon-H1's mixer with one group, no inner norm and multipliers of 1."""
 
     def __init__(self, hidden: int, inner: int, heads: int, state: int) -> None:
         super().__init__()
         self.inner, self.heads, self.state = inner, heads, state
-        self.space: Space = state_space
+        self.recurrence: Recurrence = state_space
         """Another one may take its place, to see what becomes of the answers."""
         self.conv1d = ShortConvolution(inner + 2 * state, bias=True)
         self.in_proj = nn.Linear(hidden, 2 * inner + 2 * state + heads, bias=False)
@@ -75,6 +70,6 @@ class SsdLayer(nn.Module):
         value = value.view(batch, tokens, self.heads, -1).transpose(1, 2)
         step = F.softplus(step + self.dt_bias).transpose(1, 2)
         g = -self.A_log.exp()[:, None] * step
-        y = self.space(value * step[..., None], b[:, None], c[:, None], g)[0] + value * self.D[:, None, None]
+        y = self.recurrence(value * step[..., None], b[:, None], c[:, None], g)[0] + value * self.D[:, None, None]
         y = y.transpose(1, 2).reshape(batch, tokens, -1)
         return self.out_proj(y * F.silu(gate))
