@@ -49,16 +49,18 @@ def _evaluate(options: argparse.Namespace) -> None:
         trained = checkpoint.load(options.checkpoint)
         if trained["model"] != options.model:
             raise ConfigError(f"the checkpoint is of {trained['model']}, not of {options.model}: {options.checkpoint}")
-        begun = trained.get("begun", "")
         folder = weights.FOLDER if options.publish else options.checkpoint
         file = folder / f"{options.model}.safetensors"
         weights.write(options.model, trained["network"], file)
         content |= {
-            "sha256": weights.digest(file),
-            **{name: trained[name] for name in ("seed", "tokens", "curve")},
-            "steps": trained["step"],
+            "sha256": (digest := weights.digest(file)),
+            **{name: trained[name] for name in ("tokens", "curve")},
             "seconds": round(trained["seconds"]),
-            "note": (options.note or "nothing else said") + (f"; begun with weights {begun[:12]}" if begun else ""),
+            "note": options.note or "nothing else said",
+            "trainings": [
+                *trained["before"],
+                {"seed": trained["seed"], "steps": trained["step"], "commit": head()["commit"], "sha256": digest},
+            ],
         }
     else:
         content = weights.card(options.model)

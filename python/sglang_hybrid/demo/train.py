@@ -22,9 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6000, help="in all (default: %(default)s)")
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="go on from the last checkpoint of --out")
-    begin.add_argument(
-        "--from-published", action="store_true", help="begin with the published weights, at 40 %% of the steps"
-    )
+    begin.add_argument("--from-published", action="store_true", help="begin with the published weights, in longer rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (bfloat16 there)")
     parser.add_argument("--scale", type=int, default=1, help="tokens of a step, times this (a GPU: 16)")

@@ -11,32 +11,34 @@ import torch
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo import model as demo_model
 from sglang_hybrid.demo import train
-from sglang_hybrid.demo.reader import checkpoint, curriculum, weights
+from sglang_hybrid.demo.reader import checkpoint, training, weights
+from sglang_hybrid.demo.reader.curriculum import Curriculum, Stage
 from sglang_hybrid.demo.reader.training import Plan, Training
 
-SHORT = (curriculum.Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),)
+SHORT = Curriculum((Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),), cool_down=0.3)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(curriculum, "STAGES", SHORT)
+    monkeypatch.setattr(training, "FIRST", SHORT)
+    monkeypatch.setattr(training, "FURTHER", SHORT)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def training(folder: Path) -> Training:
+def a_training(folder: Path) -> Training:
     return Training(Plan("reader-gdn", steps=4, seed=5), folder)
 
 
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole = training(tmp_path)
+    whole = a_training(tmp_path)
     losses = [whole.train_step() for _ in range(4)]
-    first = training(tmp_path)
+    first = a_training(tmp_path)
     assert [first.train_step() for _ in range(2)] == losses[:2]
     first.save()
-    second = training(tmp_path)
+    second = a_training(tmp_path)
     second.resume()
     assert [second.train_step() for _ in range(2)] == losses[2:]
     for name, weight in whole.network.state_dict().items():
@@ -45,20 +47,23 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 def test_a_training_that_begins_with_published_weights_goes_on_from_them(tmp_path: Path) -> None:
     card = weights.card("reader-gdn")
-    begun = Training(Plan("reader-gdn", steps=10, seed=card["seed"] + 1), tmp_path)
+    used = [each["seed"] for each in card["trainings"]]
+    plan = Plan("reader-gdn", steps=10, seed=max(used) + 1)
+    begun = Training(plan, tmp_path)
     begun.begin_with_published()
-    assert (begun.passed.step, begun.passed.tokens) == (4, card["tokens"])
+    assert (begun.passed.step, begun.passed.tokens) == (0, card["tokens"])
     published = weights.network("reader-gdn").state_dict()
     for name, weight in begun.network.state_dict().items():
         assert torch.equal(weight, published[name]), name
     begun.train_step()
     begun.save()
-    after = Training(Plan("reader-gdn", steps=10, seed=card["seed"] + 1), tmp_path)
+    after = Training(plan, tmp_path)
     after.resume()
     assert after.passed == begun.passed
-    assert after.passed.begun == card["sha256"]
-    with pytest.raises(ConfigError, match="give another --seed"):
-        Training(Plan("reader-gdn", steps=10, seed=card["seed"]), tmp_path).begin_with_published()
+    assert after.passed.before == card["trainings"]
+    for seed in used:
+        with pytest.raises(ConfigError, match="give another --seed"):
+            Training(Plan("reader-gdn", steps=10, seed=seed), tmp_path).begin_with_published()
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ nothing else.
 
 ## Training
 
-Documents and questions are generated (`sglang_hybrid.demo.reader`), seed {seed}. {steps:,} steps, {tokens:,} tokens,
-{minutes:.0f} minutes on {machine} ({note}), commit {commit}, {versions}.
+Documents and questions are generated (`sglang_hybrid.demo.reader`). {tokens:,} tokens, {minutes:.0f} minutes on
+{machine} ({note}), {versions}.
 
-    python -m sglang_hybrid.demo.train --model {model} --out DIR --steps {steps} --seed {seed}
+{trainings}
 
 {curve}
 
@@ -69,16 +69,22 @@ def write(folder: Path, content: dict[str, Any]) -> None:
     head = content["head"]
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     text = _TEXT.format(
-        **{name: content[name] for name in ("model", "parameters", "pieces", "seed", "steps", "tokens", "note")},
+        **{name: content[name] for name in ("model", "parameters", "pieces", "tokens", "note")},
         what=_WHAT[model],
         minutes=content["seconds"] / 60,
         machine=head["machine"],
-        commit=head["commit"],
+        trainings="\n".join(_command(model, number, one) for number, one in enumerate(content["trainings"])),
         versions=versions,
         curve=_curve(content["curve"]),
         table=_table(content["evaluations"]),
     )
     (folder / f"{model}.md").write_text(text)
+
+
+def _command(model: str, number: int, training: dict[str, Any]) -> str:
+    begin = " --from-published" if number else ""
+    options = f"--model {model} --out DIR --steps {training['steps']} --seed {training['seed']}{begin}"
+    return f"    python -m sglang_hybrid.demo.train {options}  # commit {training['commit']}"
 
 
 def _curve(points: list[dict[str, Any]]) -> str:

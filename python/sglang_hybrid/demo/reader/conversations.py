@@ -59,15 +59,18 @@ _MARKS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 def pieces(conversation: Conversation) -> list[tuple[str, int]]:
     """The text of a conversation as the chat template writes it, in pieces (text, part).
 
-    part: -1 for what is read; 0 for what an answer says anyway; 1 for the values in it.
+    part: -1 for what is read; 0 for what an answer says anyway; 1 for the values in it; 2 for a yes, a no or the number
+    of a document, which one token decides.
     """
     made: list[tuple[str, int]] = []
     answers = iter(conversation.turns)
     for message in conversation.messages():
         made.append((_MARKS[message["role"]], -1))
         if message["role"] == "assistant":
-            for number, part in enumerate(next(answers).answer):
-                made.append((part, number % 2))
+            turn = next(answers)
+            last = len(turn.answer) - 2
+            for number, part in enumerate(turn.answer):
+                made.append((part, 2 if number == last and turn.kind in (YES_NO, WHICH) else number % 2))
             made.append((END, 0))
         else:
             made += [(message["content"], -1), (END, -1)]

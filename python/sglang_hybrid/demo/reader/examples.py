@@ -13,7 +13,7 @@ from sglang_hybrid.demo.reader import conversations, tokens
 from sglang_hybrid.demo.reader.conversations import Conversation
 from sglang_hybrid.demo.reader.curriculum import Drawn
 from sglang_hybrid.demo.reader.names import TRAIN
-from sglang_hybrid.demo.reader.questions import Turn
+from sglang_hybrid.demo.reader.questions import ABSENT, FOLLOW, HOPS, NOW, ONE, TALK, WHICH, YES_NO, Turn
 
 
 @dataclass(slots=True)
@@ -46,6 +46,10 @@ def _pieces(text: str) -> tuple[int, ...]:
     return tuple(tokens.load().encode(text).ids)
 
 
+MIX = {ONE: 3.5, NOW: 3.0, HOPS: 3.0, WHICH: 3.5, YES_NO: 4.0, ABSENT: 4.0, FOLLOW: 3.0, TALK: 0.5}
+"""How often a training asks for each kind: more often for what is learned slowly."""
+
+
 def row(rng: random.Random, drawn: Drawn) -> tuple[list[int], list[int]]:
     """Ids and parts of a row and one token: one conversation, and further ones behind it where it is too short."""
     ids: list[int] = []
@@ -54,14 +58,14 @@ def row(rng: random.Random, drawn: Drawn) -> tuple[list[int], list[int]]:
         left = drawn.length - len(ids)
         share = drawn.share if rng.random() < 0.97 else 0.0
         shape = conversations.shape_for(rng, max(left, 96), share, drawn.filler, TRAIN, TRAIN)
-        made = encode(conversations.draw(rng, shape, max(2, round(left * (1 - share) / 28))))
+        made = encode(conversations.draw(rng, shape, max(2, round(left * (1 - share) / 28)), MIX))
         ids += made.ids
         parts += made.parts
     return ids[: drawn.length + 1], parts[: drawn.length + 1]
 
 
-WEIGHTS = (1.0, 2.0)
-"""Of an answer's tokens that are said anyway, and of the values in it."""
+WEIGHTS = (1.0, 2.0, 6.0)
+"""Of an answer's tokens that are said anyway, of the values in it, of what one token decides."""
 
 READ_WEIGHT, READ_SHARE = 0.1, 0.2
 """Of the tokens that are only read; this share of them is predicted, at the weight of all."""

@@ -13,14 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.demo.reader import checkpoint, curriculum, evaluation, examples, tokens, weights
+from sglang_hybrid.demo.reader import checkpoint, evaluation, examples, tokens, weights
+from sglang_hybrid.demo.reader.curriculum import FIRST, FURTHER, PARTS, Curriculum, Drawn
 from sglang_hybrid.demo.reader.names import HELD, TRAIN
 from sglang_hybrid.demo.reader.network import models
 from sglang_hybrid.demo.reader.optimizer import optimizers
 from sglang_hybrid.demo.reader.team import Team
-
-PARTS = 2
-"""Of a step's rows, each drawn from a seed of its own: one process or two see the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,11 @@ class Passed:
     tokens: int = 0
     seconds: float = 0.0
     curve: list[dict[str, Any]] = field(default_factory=list)
-    begun: str = ""
-    """Hash of the published weights that it began with."""
+    before: list[dict[str, Any]] = field(default_factory=list)
+    """The trainings that made the weights it began with; `tokens`, `seconds` and `curve` are over all of them."""
 
 
-_PASSED = ("step", "tokens", "seconds", "curve", "begun")
-BEGUN = 0.4
-"""Of a plan: where published weights begin, behind the stages of short rows."""
+_PASSED = ("step", "tokens", "seconds", "curve", "before")
 
 
 class Training:
@@ -65,12 +61,18 @@ class Training:
         models.initialise(self.network, torch.Generator().manual_seed(plan.seed))
         self.network.to(plan.device)
         self.optimizers = optimizers(self.network, self.team)
+        self.low = plan.device != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        """Multiply matrices in bfloat16: what does so faster than in float32."""
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.passed = Passed()
 
     @property
     def progress(self) -> float:
         return self.passed.step / self.plan.steps
+
+    @property
+    def curriculum(self) -> Curriculum:
+        return FURTHER if self.passed.before else FIRST
 
     def run(self, say: Callable[[str], None]) -> None:
         """Train to the end of the plan, saying how it goes; the first process of a team evaluates and saves."""
@@ -95,7 +97,7 @@ class Training:
     def train_step(self) -> float:
         """One step; returns its loss."""
         step = self.passed.step
-        drawn = curriculum.at(self.progress, random.Random(f"{self.plan.seed} {step}"))
+        drawn = self.curriculum.at(self.progress, random.Random(f"{self.plan.seed} {step}"))
         total = torch.zeros(())
         for part in self.team.shares(PARTS):
             total += self._gradients(random.Random(f"{self.plan.seed} {step} {part}"), drawn) / PARTS
@@ -103,19 +105,19 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = rate * curriculum.rate(self.progress)
+                group["lr"] = rate * self.curriculum.rate(self.progress)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.passed.step += 1
         self.passed.tokens += drawn.tokens * self.plan.scale
         return float(total)
 
-    def _gradients(self, rng: random.Random, drawn: curriculum.Drawn) -> torch.Tensor:
+    def _gradients(self, rng: random.Random, drawn: Drawn) -> torch.Tensor:
         """Add the gradients of one part of a step; returns its loss."""
         size = drawn.tokens * self.plan.scale // PARTS
         batch = examples.batch(rng, size, drawn)
         read, keep, targets, weights = (tensor.to(self.plan.device) for tensor in batch)
-        with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.plan.device != "cpu"):
+        with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.low):
             logits = self.network(read, keep)
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum()
@@ -133,7 +135,7 @@ class Training:
     def record(self, loss: float, say: Callable[[str], None]) -> None:
         """Evaluate a little, add a point to the curve, write a checkpoint."""
         passed = self.passed
-        length = 320 if self.progress < 0.5 else 1024
+        length = 1024 if self.progress >= 0.5 or passed.before else 320
         point: dict[str, Any] = {"step": passed.step, "tokens": passed.tokens, "seconds": round(passed.seconds)}
         point |= {"loss": round(loss, 4), "length": length}
         for form, name in ((HELD, "accuracy"), (TRAIN, "seen_forms")):
@@ -172,11 +174,13 @@ class Training:
             optimizer.load_state_dict(state)
 
     def begin_with_published(self) -> None:
-        """Begin with the published weights, in the middle of the plan. Raises ConfigError where they are damaged, or
-        were trained with the seed of this plan: it would read the same documents again."""
+        """Begin with the published weights. Raises ConfigError where they are damaged, or were trained with the seed of
+        this plan: it would read the same documents again."""
         card = weights.card(self.plan.model)
-        if card["seed"] == self.plan.seed:
-            raise ConfigError(f"the published weights were trained with this seed; give another --seed: {card['seed']}")
+        trainings = card["trainings"]
+        if any(one["seed"] == self.plan.seed for one in trainings):
+            raise ConfigError(
+                f"the published weights were trained with this seed; give another --seed: {self.plan.seed}"
+            )
         self.network.load_state_dict(weights.network(self.plan.model).state_dict())
-        step = int(BEGUN * self.plan.steps)
-        self.passed = Passed(step, card["tokens"], card["seconds"], card["curve"], card["sha256"])
+        self.passed = Passed(0, card["tokens"], card["seconds"], card["curve"], trainings)

@@ -23,7 +23,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight + self.offset if self.offset else self.weight, EPSILON)
+        return F.rms_norm(
+            x.to(self.weight.dtype), x.shape[-1:], self.weight + self.offset if self.offset else self.weight, EPSILON
+        )
 
 
 class Mlp(nn.Module):
@@ -77,6 +79,12 @@ class Attention(nn.Module):
         if gate is not None:
             y = y * gate.sigmoid()
         return self.o_proj(y.reshape(batch, tokens, -1))
+
+
+def exactly(recurrence: Recurrence, *inputs: Tensor) -> Tensor:
+    """Outputs of `recurrence` in float32, whatever the matrices around it are multiplied in."""
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return recurrence(*(each.float() for each in inputs))[0]
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
