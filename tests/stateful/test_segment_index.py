@@ -40,11 +40,12 @@ class Asked:
 
 class SegmentMachine(RuleBasedStateMachine):
     blocks = 8
+    pooled = False
     width, window, page, most = 8, 3, 1, 1000
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = an_index(self.blocks, history_marks=20)
+        self.index = an_index(self.blocks, history_marks=20, pooled=self.pooled)
         self.seams = Seams(self.width, self.window)
         self.memory = Memory.of(self.index)
         self.requests: list[Asked] = []
@@ -180,6 +181,7 @@ CASES = {
     "pages": {"page": 64, "most": 256},
     "small pages and passes": {"page": 16, "most": 120},
     "hardly any memory": {"blocks": 4},
+    "a pool": {"pooled": True},
     "no seams": {"width": 0, "window": 0},
     "wide seams": {"width": 16, "window": 0, "page": 16, "most": 200},
     "a window wider than the seams": {"width": 0, "window": 3},

@@ -1,4 +1,4 @@
-"""Who gets memory when it is short: the least valuable unreferenced bytes go, KV or state; nobody who runs is robbed.
+"""Who gets memory when it is short: the least valuable unreferenced bytes go, of any kind; nobody who runs is robbed.
 
 A request is admitted when all it needs for its next pass is *held*: pages of both kinds, their memory mapped. So the
 allocations of the pass cannot fail, whoever else takes memory of the machine meanwhile.
@@ -7,12 +7,10 @@ allocations of the pass cannot fail, whoever else takes memory of the machine me
 from abc import ABC, abstractmethod
 
 from sglang_hybrid.memory.holdings import Holdings
-from sglang_hybrid.memory.sizing import KV, STATE
+from sglang_hybrid.memory.sizing import KV, SEGMENT, STATE
 
 CHECKPOINTS = 2
 """States beyond its own that a pass may save; they are had if eviction can give them, and not waited for."""
-
-BOTH = (KV, STATE)
 
 
 class Claims(ABC):
@@ -27,15 +25,19 @@ class Claims(ABC):
 
     @abstractmethod
     def evict_one(self, kinds: tuple[str, ...]) -> int:
-        """Evict what is worth least per byte among `kinds`; bytes freed, 0 if nothing can go."""
+        """Evict what is worth least per byte among `kinds`; bytes freed, 0 only if nothing can go."""
 
     @abstractmethod
     def evictable(self) -> dict[str, list[tuple[int, int]]]:
-        """Pages of both kinds that nobody reads, by (column, how many)."""
+        """Pages of every kind that nobody reads, by (column, how many)."""
 
     @abstractmethod
     def evictable_states(self) -> int:
         """How many of them are states."""
+
+    def evictable_blocks(self) -> int:
+        """Blocks of segments that nobody reads."""
+        return 0
 
     @abstractmethod
     def held(self) -> tuple[int, int]:
@@ -97,9 +99,13 @@ class Claims(ABC):
             self.evict_for({KV: pages})
 
     def tokens_in_states(self) -> int:
-        """Tokens of KV that would fit in place of the evictable states."""
+        """Tokens of KV that would fit in place of what else is evictable, counted in whole columns."""
         sizing = self.holdings.sizing
         granules = self.evictable_states() // sizing.states_per_column * sizing.state_column_granules
+        segments = self.holdings.supplies.get(SEGMENT)
+        if segments is not None:
+            columns = self.evictable_blocks() // segments.pool.layout.column_pages
+            granules += columns * segments.pool.columns.column_granules
         return granules // sizing.kv_column_granules * sizing.kv_column_tokens
 
     def secure(self, need: dict[str, int]) -> bool:
@@ -114,12 +120,14 @@ class Claims(ABC):
     def evict_for(self, need: dict[str, int]) -> bool:
         """Evict one by one, the least valuable bytes first, until `need` fits.
 
-        A kind that fills all of its addresses has to give some up itself: bytes of the other kind are no help.
+        A kind that fills all of its addresses has to give some up itself: bytes of the others are no help. Where
+        segments may leave in place of the cache, `evict_one` says what left that.
         """
         while (short := self.holdings.shortfall(need)) != 0:
-            kinds = BOTH if short is not None else (self.holdings.crowded(need),)
+            kinds = tuple(self.holdings.supplies) if short is not None else (self.holdings.crowded(need),)
             freed_bytes, wanted_bytes = 0, (short or 1) * self.holdings.sizing.granule_bytes
-            self.fit(wanted_bytes)
+            if SEGMENT not in self.holdings.supplies:
+                self.fit(wanted_bytes)
             while freed_bytes < wanted_bytes:
                 freed = self.evict_one(kinds)
                 if not freed:

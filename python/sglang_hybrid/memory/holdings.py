@@ -1,4 +1,4 @@
-"""The supplies of both kinds over one budget: what could be held now, and what is missing."""
+"""The supplies of all kinds over one budget: what could be held now, and what is missing."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -10,7 +10,7 @@ from sglang_hybrid.memory.supply import Agreement, PageSupply
 
 
 class Holdings:
-    """Supplies of KV and states by name, and the budget that they share. `clock` gives seconds.
+    """Supplies of KV, states and, if any, blocks of segments by name, and the budget they share. `clock` gives seconds.
 
     With `ranks` nothing that differs between them (time, what is mapped, who asked) has a say in which pages are had.
     """

@@ -7,8 +7,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO
 from sglang_hybrid.memory.layout import Layout, Planes
 
-KV, STATE = "kv", "state"
-"""Names of the two pools."""
+KV, STATE, SEGMENT = "kv", "state", "segment"
+"""Names of the pools; the third exists where segments share the budget."""
 
 _ALIGNMENT = 64  # bytes; what vector loads like
 
@@ -91,10 +91,7 @@ class Sizing:
     @property
     def state_slot_bytes(self) -> int:
         """Distance between two states."""
-        fitting = self.states_per_column
-        if fitting > 1 or self.kinds.state_bytes <= self.granule_bytes:
-            return self.granule_bytes // fitting
-        return -(-self.kinds.state_bytes // self.granule_bytes) * self.granule_bytes
+        return slot_bytes(self.kinds.state_bytes, self.granule_bytes)
 
     @property
     def state_column_granules(self) -> int:
@@ -155,6 +152,29 @@ class Sizing:
         planes = (Planes(STATE, 1, self.state_slot_bytes),)
         slots = self.total // self.state_column_granules * self.states_per_column
         return Layout(STATE, planes, slots, self.granule_bytes, pinned_pages=1)
+
+
+def segment_layout(block_bytes: int, granule_bytes: int, limit_bytes: int) -> Layout:
+    """Layout of a pool of blocks of segments, with addresses for `limit_bytes`; `block_bytes` as `slot_bytes` has it.
+
+    Raises ConfigError if there is no block for states and one for KV.
+    """
+    column_bytes = -(-block_bytes // granule_bytes) * granule_bytes
+    slots = limit_bytes // column_bytes * (column_bytes // block_bytes)
+    if slots < 2:
+        raise ConfigError(
+            f"segments need at least {2 * column_bytes / 1e9:.3f} GB, one block for states and one for KV; raise "
+            f"--hybrid-segment-memory-gb or the budget: {limit_bytes / 1e9:.3f}"
+        )
+    return Layout(SEGMENT, (Planes(SEGMENT, 1, block_bytes),), slots, granule_bytes)
+
+
+def slot_bytes(held_bytes: int, granule_bytes: int) -> int:
+    """Distance between two slots of `held_bytes`, so that none crosses the boundary of a column of whole granules."""
+    fitting = _states_per_column(held_bytes, granule_bytes)
+    if fitting > 1 or held_bytes <= granule_bytes:
+        return granule_bytes // fitting
+    return -(-held_bytes // granule_bytes) * granule_bytes
 
 
 def choose(kinds: Kinds, total_bytes: int, grain: Grain, request_states: int) -> Sizing:

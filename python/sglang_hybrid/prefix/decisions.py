@@ -14,6 +14,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.eviction import forecast
 from sglang_hybrid.prefix.eviction.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
 from sglang_hybrid.prefix.eviction.tuner import RegretTuner
@@ -335,6 +336,10 @@ class Decisions:
         """Remove and return the id of what is worth least, None when nothing can go."""
         self._latest = self._orders[pool]
         return self._indices[pool].pop(now)
+
+    def worth(self, candidate: Candidate, now: float) -> float:
+        """What a byte of `candidate` is worth, whatever the order of eviction: the score of `forecast`."""
+        return forecast.worth(self.model, self.table, candidate, now)
 
     def contenders(self, request: Request, wanted_at: Mapping[int, int], now: float) -> dict[int, Candidate]:
         """The states that a pass is to save, at places with what each stands for, as candidates beside the cached ones.

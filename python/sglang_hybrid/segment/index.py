@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -70,18 +71,40 @@ class Costs:
 
     def density(self, tokens: int) -> float:
         """FLOPs that a reuse of `tokens` saves, per byte."""
-        return float(self.model.prefill_flops(tokens)) / (self.state_bytes + tokens * self.token_bytes) or 1e-300
+        return float(self.model.prefill_flops(tokens)) / self.held(tokens) or 1e-300
+
+    def held(self, tokens: int) -> int:
+        """Bytes of an entry with an interior of `tokens`."""
+        return self.state_bytes + tokens * self.token_bytes
+
+
+class Rivals(Protocol):
+    """What shares its memory with entries, such as KV and states of prefixes."""
+
+    def least(self, now: float) -> float | None:
+        """What a byte of it is worth that would go next, as `Order.worth` has it; None if nothing can go."""
+        ...
+
+    def evict(self) -> bool:
+        """Evict that; whether any memory came free."""
+        ...
 
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """The entries of one cache, over the memory of `blocks`. Times are in seconds and never run backwards."""
+    """The entries of one cache, over the memory of `blocks`. Times are in seconds and never run backwards.
+
+    Where `rivals` share the memory, what is worth least of both goes for a new entry, and `give_way` is asked when they
+    need some.
+    """
 
     blocks: Blocks
     costs: Costs
     counts: Counts = field(default_factory=Counts)
     history_marks: int = 100_000
     order: Callable[[ReuseTable, Costs], Order] = ByValue
+    rivals: Rivals | None = None
+    _pinned: dict[int, Entry] = field(default_factory=dict)
     _entries: dict[Key, Entry] = field(default_factory=dict)
     _next: int = 0
     _history: History = field(init=False)
@@ -125,7 +148,20 @@ class SegmentIndex:
         """
         if self.blocks.block_tokens + tokens > self.blocks.count * self.blocks.block_tokens:
             return None
-        worth, going = self._order.worth(key, tokens, mark, now), list[Entry]()
+        worth = self._order.worth(key, tokens, mark, now)
+        cleared = self._clear(tokens, worth, now) if self.rivals is None else self._contest(tokens, worth, now)
+        if not cleared or not self.blocks.hold(1, tokens):
+            return None
+        slots = self.blocks.take_tokens(tokens)
+        made = Entry(key, tokens, self.blocks.take_state(), slots, mark, self._next, pins=1)
+        self._next += 1
+        self._entries[key] = self._pinned[made.number] = made
+        mark.evicted = False
+        return made
+
+    def _clear(self, tokens: int, worth: float, now: float) -> bool:
+        """Evict what is worth less than `worth` until `tokens` more fit, or nothing; whether they do."""
+        going: list[Entry] = []
         while self._missing(tokens, going):
             entry = self._order.pop(now)
             if entry is not None:
@@ -133,17 +169,55 @@ class SegmentIndex:
             if entry is None or self._order.worth(entry.key, entry.tokens, entry.mark, now) > worth:
                 for entry in going:
                     self._order.put(entry)
-                return None
+                return False
         for entry in going:
-            self.counts.evicted += 1
-            entry.mark.evicted = True
-            self._remove(entry)
-        slots = self.blocks.take_tokens(tokens)
-        made = Entry(key, tokens, self.blocks.take_state(), slots, mark, self._next, pins=1)
-        self._next += 1
-        self._entries[key] = made
-        mark.evicted = False
-        return made
+            self._evict(entry)
+        return True
+
+    def _contest(self, tokens: int, worth: float, now: float) -> bool:
+        """Evict what is worth least, of entries and rivals, until `tokens` more fit; whether they do.
+
+        One by one, for what comes free of a rival is not known before it goes. If something worth more than `worth`
+        would be next, what went was worth less and its memory is free. Where blocks are short and memory is not, only
+        entries are of help.
+        """
+        rivals = self.rivals
+        while self.blocks.missing(1, tokens):
+            other = None if rivals is None or self.blocks.crowded(1, tokens) else rivals.least(now)
+            if self.give_way(worth if other is None else min(worth, other), now):
+                continue
+            if other is None or other > worth:
+                return False
+            assert rivals is not None
+            if not rivals.evict() and not self.give_way(worth, now):
+                return False
+        return True
+
+    def give_way(self, worth: float, now: float) -> int:
+        """Evict the entry that is worth least if a byte of it is worth no more than `worth`; the bytes, 0 if none is.
+
+        What it held may come free in part: KV shares blocks, states never do.
+        """
+        entry = self._order.pop(now)
+        if entry is None:
+            return 0
+        if self._order.worth(entry.key, entry.tokens, entry.mark, now) > worth:
+            self._order.put(entry)
+            return 0
+        self._evict(entry)
+        return self.costs.held(entry.tokens)
+
+    def _evict(self, entry: Entry) -> None:
+        self.counts.evicted += 1
+        entry.mark.evicted = True
+        self._remove(entry)
+
+    def unpinned_blocks(self) -> list[int]:
+        """The blocks that would come free if all went that nobody relies on, ascending."""
+        kept = {entry.block for entry in self._pinned.values()}
+        for entry in self._pinned.values():
+            kept.update(self.blocks.blocks_of(entry.slots))
+        return sorted(self.blocks.taken - kept)
 
     def _missing(self, tokens: int, going: list[Entry]) -> bool:
         """Whether there is no room for one more entry even without `going`; their slots may come free in part."""
@@ -153,6 +227,7 @@ class SegmentIndex:
     def pin(self, entry: Entry) -> None:
         """A request relies on `entry`: it stays until `unpin`."""
         entry.pins += 1
+        self._pinned[entry.number] = entry
         self._order.discard(entry)
 
     def unpin(self, entry: Entry) -> None:
@@ -161,6 +236,7 @@ class SegmentIndex:
             raise InvariantError(f"an entry is unpinned as often as it was pinned: {entry.key.hex()}")
         entry.pins -= 1
         if not entry.pins:
+            del self._pinned[entry.number]
             if entry.alive:
                 self._order.put(entry)
             else:
@@ -204,6 +280,10 @@ class SegmentIndex:
         offered = sum(1 for entry in self if not entry.pins)
         if offered != len(self._order):
             raise InvariantError(f"entries that nobody relies on can leave: {offered}, {len(self._order)} in order")
+        if any(not entry.pins or self._pinned.get(number) is not entry for number, entry in self._pinned.items()):
+            raise InvariantError(f"pinned entries are counted wrongly: {len(self._pinned)}")
+        if sum(1 for entry in self if entry.pins) > len(self._pinned):
+            raise InvariantError(f"a pinned entry is not known as one: {len(self._pinned)} are")
         if any(not entry.alive or entry.void or entry.key != key for key, entry in self._entries.items()):
             raise InvariantError(f"what was given up is found no more: {len(self._entries)} entries")
         if held + len(self._entries) * self.blocks.block_tokens + free > self.blocks.count * self.blocks.block_tokens:

@@ -13,21 +13,36 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.memory.backing import LedgerBacking
+from sglang_hybrid.memory.budget import Budget
+from sglang_hybrid.memory.layout import Layout, Planes
+from sglang_hybrid.memory.meter import Meter
+from sglang_hybrid.memory.supply import PageSupply
 from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.geometry import Range, Seams
 from sglang_hybrid.segment.index import Costs, Entry, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import SegmentedPrompt
+from sglang_hybrid.segment.source import PooledBlocks
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)
 BLOCK_TOKENS = 50
 
 
-def an_index(blocks: int = 1000, history_marks: int = 1000) -> SegmentIndex:
-    """An index over `blocks` blocks of BLOCK_TOKENS slots."""
+def an_index(blocks: int = 1000, history_marks: int = 1000, pooled: bool = False) -> SegmentIndex:
+    """An index over `blocks` blocks of BLOCK_TOKENS slots, which may be the pages of a pool."""
     costs = Costs(MODEL, 2 * BLOCK_TOKENS, 2)
-    return SegmentIndex(Blocks(blocks, BLOCK_TOKENS), costs, history_marks=history_marks)
+    source = PooledBlocks(a_supply(blocks)) if pooled else None
+    return SegmentIndex(Blocks(blocks, BLOCK_TOKENS, source), costs, history_marks=history_marks)
+
+
+def a_supply(pages: int) -> PageSupply:
+    """The supply of a pool that has a budget of `pages` pages to itself, two to a column."""
+    layout = Layout("segment", (Planes("segment", 1, 50),), pages, 100)
+    budget = Budget(pages * 50, 100, LedgerBacking(layout.plane_granules))
+    pool = budget.add_pool(layout)
+    return PageSupply(budget, pool, lambda wait=False: pool.sort(), Meter(lambda: 0.0))
 
 
 def a_prompt(

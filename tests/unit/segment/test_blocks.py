@@ -78,9 +78,9 @@ def test_check_finds_what_is_lost_doubled_or_out_of_place() -> None:
         blocks.check()
         block = int(slots[0]) // 4
         if how == "lost":
-            blocks._free.pop()
+            blocks._source._free.pop()
         elif how == "doubled":
-            blocks._free.append(block)
+            blocks._source._free.append(block)
         elif how == "slot":
             blocks._open[block][0] = blocks._open[block][1]
         elif how == "place":

@@ -10,7 +10,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
 from sglang_hybrid.prefix.eviction.gdsf import densities, density
 from sglang_hybrid.prefix.eviction.sampled_index import SampledIndex
-from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable
+from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable, age_bin
 
 
 class Forecast:
@@ -24,6 +24,11 @@ class Forecast:
         bins = (EDGES_S.searchsorted(now - candidates.last_s, side="right") - 1).clip(0)
         rates: FloatArray = self.table.index[candidates.reuse_class, bins]
         return rates * densities(self.model, candidates)
+
+
+def worth(model: ModelSpec, table: ReuseTable, candidate: Candidate, now: float) -> float:
+    """The score of one candidate: FLOPs per second and byte, which is what others may be compared with."""
+    return float(table.index[candidate.reuse_class, age_bin(now - candidate.last_s)]) * density(model, candidate)
 
 
 class ForecastIndex:
