@@ -1,4 +1,4 @@
-"""Backing and two pools of one budget against sets: pages stay loose until memory is asked about, drivers fail."""
+"""Backing and three pools of one budget against sets: pages stay loose until memory is asked about, drivers fail."""
 
 import numpy as np
 from hypothesis import settings
@@ -13,6 +13,7 @@ from tests.stateful.paper_driver import GRANULE as G
 from tests.stateful.paper_driver import PaperDriver, mapped_granules
 
 TOTAL = 24
+NAMES = st.sampled_from(["kv", "state", "segment"])
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -23,6 +24,7 @@ class PoolMachine(RuleBasedStateMachine):
         layouts = [
             Layout("kv", (Planes("kv", 2, 64),), slots=16 * 10, granule_bytes=G, pinned_pages=1),
             Layout("state", (Planes("temporal", 2, G), Planes("conv", 1, G // 4)), slots=12, granule_bytes=G),
+            Layout("segment", (Planes("segment", 1, G // 2),), slots=2 * TOTAL, granule_bytes=G),
         ]
         sizes = [size for layout in layouts for size in layout.plane_granules]
         self.driver = PaperDriver()
@@ -31,10 +33,10 @@ class PoolMachine(RuleBasedStateMachine):
         starts = first_planes(layouts)
         self.first_planes = {each.name: at for each, at in zip(layouts, starts, strict=True)}
         self.pools = {each.name: self.budget.add_pool(each, self.first_planes[each.name]) for each in layouts}
-        self.live = {"kv": [0], "state": []}
+        self.live = {"kv": [0], "state": [], "segment": []}
         self.time = 0.0
 
-    @rule(name=st.sampled_from(["kv", "state"]), count=st.integers(0, 40))
+    @rule(name=NAMES, count=st.integers(0, 40))
     def alloc(self, name, count):
         pool = self.pools[name]
         obtainable = self.budget.obtainable(pool)
@@ -49,7 +51,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not set(pages) & set(self.live[name])
         self.live[name] += pages
 
-    @rule(name=st.sampled_from(["kv", "state"]), data=st.data(), dtype=st.sampled_from([np.int32, np.int64]))
+    @rule(name=NAMES, data=st.data(), dtype=st.sampled_from([np.int32, np.int64]))
     def free(self, name, data, dtype):
         pinned = 1 if name == "kv" else 0
         shuffled = data.draw(st.permutations(self.live[name][pinned:]))
@@ -57,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pools[name].free(np.array(shuffled[:count], dtype=dtype))
         self.live[name] = [*self.live[name][:pinned], *shuffled[count:]]
 
-    @rule(name=st.sampled_from(["kv", "state"]))
+    @rule(name=NAMES)
     def sort(self, name):
         pool = self.pools[name]
         pool.sort()

@@ -7,6 +7,7 @@
 | what an entry is known by, in the index and in the prefix tree  | keys.py     |
 | the memory of entries: states and KV in blocks of equal size    | blocks.py   |
 | where blocks come from: a fixed number, or an elastic budget    | source.py   |
+| what keeps entries until the passes over them have run          | leases.py   |
 | entries, their reuse and their eviction                         | index.py    |
 | the segments of one prompt, and how far a pass of it goes       | prompt.py   |
 | what one pass runs, copies and jumps over                       | passes.py   |

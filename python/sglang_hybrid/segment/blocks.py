@@ -93,7 +93,8 @@ class Blocks:
 
     def blocks_of(self, slots: Slots) -> list[int]:
         """The blocks in which `slots` lie, each once."""
-        return np.unique(slots // self.numbering.span).tolist()
+        found: list[int] = np.unique(slots // self.numbering.span).tolist()
+        return found
 
     def take_state(self) -> int:
         """A block for the states of one entry; InvariantError if none is held or free (ask `hold` first)."""
@@ -168,11 +169,7 @@ class Blocks:
         span, step = self.numbering.span, self.numbering.step
         for block, free in self._open.items():
             places, rest = np.divmod(free - block * span, step)
-            if (
-                np.unique(free).size != free.size
-                or rest.any()
-                or ((places < 0) | (places >= self.block_tokens)).any()
-            ):
+            if np.unique(free).size != free.size or rest.any() or ((places < 0) | (places >= self.block_tokens)).any():
                 raise InvariantError(f"free slots of block {block} are wrong: {free.size}")
             if free.size == self.block_tokens:
                 raise InvariantError(f"block {block} holds nothing and is not free")

@@ -63,18 +63,19 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes that an entry holds: `state_bytes`, and `token_bytes` for each token of its interior."""
+    """Bytes that an entry holds on each of `ranks`: `state_bytes`, and `token_bytes` for each token of its interior."""
 
     model: ModelSpec
     state_bytes: int
     token_bytes: int
+    ranks: int = 1
 
     def density(self, tokens: int) -> float:
         """FLOPs that a reuse of `tokens` saves, per byte."""
-        return float(self.model.prefill_flops(tokens)) / self.held(tokens) or 1e-300
+        return float(self.model.prefill_flops(tokens)) / (self.ranks * self.held(tokens)) or 1e-300
 
     def held(self, tokens: int) -> int:
-        """Bytes of an entry with an interior of `tokens`."""
+        """Bytes of an entry with an interior of `tokens`, on one rank."""
         return self.state_bytes + tokens * self.token_bytes
 
 

@@ -72,6 +72,15 @@ class Pass:
     pending: Entry | None = None
 
     @property
+    def entries(self) -> list[Entry]:
+        """The entries that it reads or makes, each once."""
+        jumps = [self.pending, *(row.jump for row in self.rows)]
+        found = [entry for entry in jumps if entry is not None]
+        found += [copy.entry for copy in self.copies]
+        found += [cold.entry for cold in self.cold]
+        return list({id(entry): entry for entry in found}.values())
+
+    @property
     def composed(self) -> bool:
         """Whether it does anything but run its tokens behind each other."""
         return bool(self.copies or self.cold or any(row.jump is not None for row in self.rows))

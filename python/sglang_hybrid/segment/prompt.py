@@ -112,6 +112,15 @@ class SegmentedPrompt:
                 saved += each.interior[1] - each.interior[0]
         return len(self.ids) - start - saved
 
+    def reach(self, start: int, tokens: int) -> int:
+        """Tokens over which a pass from `start` that runs `tokens` advances at most."""
+        copied = sum(
+            each.interior[1] - max(start, each.interior[0])
+            for each in self.segments[self.first_behind(start) :]
+            if each.composed and each.interior[1] > start
+        )
+        return tokens + copied
+
     def misses(self, start: int, index: SegmentIndex) -> dict[str, int]:
         """Tokens of segments that are computed behind `start`, by reason. What no pass came to is foretold."""
         found: Counter[str] = Counter()
