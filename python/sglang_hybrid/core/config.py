@@ -68,7 +68,11 @@ class HybridConfig:
         "them are approximations",
         _SWITCH,
     )
-    segment_memory_gb: float = _option(1.0, "segments: memory for their states and KV, in GB, on each rank")
+    segment_memory_gb: float = _option(
+        0.0,
+        "segments: memory for their states and KV, in GB, on each rank; with elastic memory the most they may take of "
+        "the budget. 0 is 1 GB, and with elastic memory no limit but the budget",
+    )
     segment_dtype: str = _option("bfloat16", "segments: how their states are stored", ("bfloat16", "int8", "float32"))
     segment_mode: str = _option(
         "transition",
@@ -112,8 +116,8 @@ class HybridConfig:
             raise ConfigError(f"log_interval_s must be 0 (never) or more: {self.log_interval_s}")
         if not self.memory_idle_s >= 0:
             raise ConfigError(f"memory_idle_s must be 0 (at once) or more: {self.memory_idle_s}")
-        if not self.segment_memory_gb > 0:
-            raise ConfigError(f"segment_memory_gb must be positive, for example 1.0: {self.segment_memory_gb}")
+        if not self.segment_memory_gb >= 0:
+            raise ConfigError(f"segment_memory_gb must be 0 (the default) or more: {self.segment_memory_gb}")
         if not 0 <= self.seam_tokens <= 1024:
             raise ConfigError(f"seam_tokens must be between 0 and 1024: {self.seam_tokens}")
         if self.max_sequences < 1:
@@ -124,6 +128,11 @@ class HybridConfig:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:
             raise ConfigError(f"cpu_threads must be 0 (automatic) or more: {self.cpu_threads}")
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a buffer for segments, where they have one of their own."""
+        return int((self.segment_memory_gb or 1.0) * 1e9)
 
     @property
     def cpu_memory_bytes(self) -> int:

@@ -61,7 +61,8 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
         )
     if config.memory == "elastic":
         budget = ctx.params.token_to_kv_pool_allocator.budget_bytes
-        lines.append(f"  memory       elastic: {_size(budget)} for both together, each figure above is for one alone")
+        those = "all" if config.segments == "on" else "both"
+        lines.append(f"  memory       elastic: {_size(budget)} for {those} together, each figure is for one alone")
     host = getattr(cache, "host_pool_group", None)
     if host is not None:
         sizes = {entry.name.value: entry.host_pool.logical_size for entry in host.entries}
@@ -84,8 +85,11 @@ def _segments(cache: Any, config: HybridConfig) -> list[str]:
         return []
     store, seams = composer.store, composer.seams
     thousand = store.state_bytes + 1024 * store.token_bytes
+    size = _size(store.total_bytes)
+    if config.memory == "elastic":
+        size = f"up to {size}, shared with KV and states"
     return [
-        f"  segments     {_size(store.total_bytes)}, {store.total_bytes // thousand:,} of 1,024 tokens, each "
+        f"  segments     {size}, {store.total_bytes // thousand:,} of 1,024 tokens, each "
         f"{_size(store.state_bytes)} of states in {config.segment_dtype} and {_size(1024 * store.token_bytes)} of KV",
         f"               {seams.head} + {seams.tail} tokens at their ends are computed with every use; "
         "an answer over reused segments is an APPROXIMATION",

@@ -51,7 +51,7 @@ class Series:
 ELASTIC = "sglang:elastic_memory_"
 """Prefix of the series of elastic memory."""
 
-POOLS = ("kv", "state")
+POOLS = ("kv", "state", "segment")
 CALLS = ("map", "unmap", "grow")
 """Values of the label `kind`: who holds granules, and what is done with them (`grow`: a column more of a pool)."""
 
@@ -76,8 +76,8 @@ SERIES: tuple[Series, ...] = (
     MISS_REQUESTS,
     CACHE_EVENTS,
     _elastic("granule_bytes", "gauge", "bytes", "Size of a granule, the unit in which memory changes hands."),
-    _elastic("granules_budget", "gauge", "granules", "The budget of KV and states together."),
-    _elastic("granules_pinned", "gauge", "granules", "What the padding slots of both pools hold for good."),
+    _elastic("granules_budget", "gauge", "granules", "The budget of KV and states, and of segments, together."),
+    _elastic("granules_pinned", "gauge", "granules", "What the padding slots of all pools hold for good."),
     _elastic("granules_used", "gauge", "granules", "Granules with a page in use, cached ones among them.", "kind"),
     _elastic("granules_unused", "gauge", "granules", "Granules that a pool has mapped and that are empty.", "kind"),
     _elastic("fragmentation", "gauge", "share", "Free pages in used granules, of all pages in them.", "kind"),
@@ -85,7 +85,7 @@ SERIES: tuple[Series, ...] = (
     _elastic("granules_at_hand", "gauge", "granules", "Resident granules that were made ahead of need."),
     _elastic("granules_used_max", "gauge", "granules", "Most that were used since the start."),
     _elastic("granules_resident_max", "gauge", "granules", "Most that were resident since the start."),
-    _elastic("transfers", "counter", "granules", "Granules that went from KV to states or back."),
+    _elastic("transfers", "counter", "granules", "Granules that one pool gave up for another."),
     _elastic("evictions", "counter", "evictions", "Evictions that freed a page for want of memory.", "kind"),
     _elastic("waits", "counter", "times", "Times a request or a chunk of a prompt waited for memory."),
     _elastic("reclaims", "counter", "times", "Times memory was there once torch gave back what it kept."),

@@ -77,6 +77,8 @@ class Sizing:
     granule_bytes: int
     total_bytes: int
     request_states: int
+    reserved: int = 0
+    """Granules that something else may hold while a request runs that has all the rest."""
 
     @property
     def total(self) -> int:
@@ -120,13 +122,13 @@ class Sizing:
     def tokens(self) -> int:
         """Tokens of KV that one request can hold beside its states, whole pages; the padding page not counted."""
         states = -(-(1 + self.request_states) // self.states_per_column) * self.state_column_granules
-        columns = (self.total - states) // self.kv_column_granules
+        columns = (self.total - self.reserved - states) // self.kv_column_granules
         return max(0, columns * self.kv_column_tokens - self.kinds.page_tokens)
 
     @property
     def states(self) -> int:
         """States that fit beside the smallest amount of KV; the padding slot not counted."""
-        columns = (self.total - self.kv_column_granules) // self.state_column_granules
+        columns = (self.total - self.reserved - self.kv_column_granules) // self.state_column_granules
         return max(0, columns * self.states_per_column - 1)
 
     @property
@@ -157,16 +159,17 @@ class Sizing:
 def segment_layout(block_bytes: int, granule_bytes: int, limit_bytes: int) -> Layout:
     """Layout of a pool of blocks of segments, with addresses for `limit_bytes`; `block_bytes` as `slot_bytes` has it.
 
-    Raises ConfigError if there is no block for states and one for KV.
+    Block 0 is nobody's: kernels read it where a row follows no segment, and do not use what they find. Raises
+    ConfigError if there is no block for states and one for KV beside it.
     """
     column_bytes = -(-block_bytes // granule_bytes) * granule_bytes
     slots = limit_bytes // column_bytes * (column_bytes // block_bytes)
-    if slots < 2:
+    if slots < 3:
         raise ConfigError(
-            f"segments need at least {2 * column_bytes / 1e9:.3f} GB, one block for states and one for KV; raise "
+            f"segments need at least {3 * column_bytes / 1e9:.3f} GB, a block for states, for KV and for nobody; raise "
             f"--hybrid-segment-memory-gb or the budget: {limit_bytes / 1e9:.3f}"
         )
-    return Layout(SEGMENT, (Planes(SEGMENT, 1, block_bytes),), slots, granule_bytes)
+    return Layout(SEGMENT, (Planes(SEGMENT, 1, block_bytes),), slots, granule_bytes, pinned_pages=1)
 
 
 def slot_bytes(held_bytes: int, granule_bytes: int) -> int:

@@ -84,7 +84,8 @@ class PooledBlocks:
 
     @property
     def left(self) -> int:
-        return self._supply.pool.layout.pages - self._supply.taken
+        layout = self._supply.pool.layout
+        return layout.pages - layout.pinned_pages - self._supply.taken
 
     def hold(self, count: int) -> bool:
         return self._supply.reserve(count)

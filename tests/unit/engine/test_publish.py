@@ -21,6 +21,7 @@ from sglang_hybrid.engine.cache.metrics import Account, Exported
 from sglang_hybrid.engine.frontend import scrapes
 from sglang_hybrid.engine.pools import telemetry
 from sglang_hybrid.engine.series import CALLS, ELASTIC, EVENTS, POOLS, SERIES, Series
+from sglang_hybrid.memory.sizing import segment_layout
 from sglang_hybrid.prefix.misses import REASONS
 from sglang_hybrid.segment.index import Counts
 from tests.unit.engine.arenas import opened
@@ -76,6 +77,7 @@ def test_events_that_the_code_counts_are_listed() -> None:
 
 def test_elastic_figures_are_the_listed_series() -> None:
     arena, driver = opened(HostDriver, lambda: 0.0, page_tokens=1, total_bytes=1 << 20)
+    arena.open(segment_layout(arena.sizing.granule_bytes, arena.sizing.granule_bytes, 1 << 20))
     registry = CollectorRegistry()
     export = telemetry.exporter(LABELS, registry)
     export(telemetry.figures(arena, Counter(memory_waits=7, memory_evicted_kv=1)))

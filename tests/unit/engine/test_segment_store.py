@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.device.host import HostDriver
+from sglang_hybrid.engine.segments import room
 from sglang_hybrid.engine.segments.store import Shapes, Store
+from sglang_hybrid.memory.sizing import SEGMENT
+from tests.unit.engine.arenas import opened
 
 CPU = torch.device("cpu")
 
@@ -58,6 +62,42 @@ def test_tokens_of_a_block_have_slots_of_their_own() -> None:
         assert (view[last] == 10 + number).all()
         assert not view[first - 1].any()
         assert not view[last + 1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_blocks_of_a_pool_have_memory_while_they_are_taken(dtype: str) -> None:
+    arena, driver = opened(HostDriver, lambda: 0.0)
+    budget = arena.sizing.total * arena.sizing.granule_bytes
+    store = Store(shapes(), dtype, 0, CPU, lambda state, token: room.shared(arena, budget, state, token))
+    blocks, used = store.blocks, arena.budget.used
+    count = arena.supplies[SEGMENT].pool.layout.column_pages + 1  # block 0 has a column, which others fill first
+    assert store.block_bytes >= store.state_bytes
+    assert store.block_tokens * store.token_bytes <= store.block_bytes
+    assert blocks.hold(count, 2 * store.block_tokens)
+    slots = torch.from_numpy(blocks.take_tokens(2 * store.block_tokens))
+    states = torch.tensor([blocks.take_state() for _ in range(count)])
+    for number, view in enumerate(fields(store)):
+        view[states] = number % 2 if view.dtype is torch.bool else number
+    for number, view in enumerate([*store.keys, *store.values], 1):
+        view[slots] = torch.arange(len(slots), dtype=view.dtype)[:, None, None] + number
+    for number, view in enumerate([*store.keys, *store.values], 1):
+        assert (view[slots] == torch.arange(len(slots), dtype=view.dtype)[:, None, None] + number).all()
+    for number, view in enumerate(fields(store)):
+        assert (view[states] == (number % 2 if view.dtype is torch.bool else number)).all(), number
+    assert arena.budget.used > used
+    blocks.give_tokens(slots.numpy())
+    for block in states.tolist():
+        blocks.give_state(block)
+    arena.check()
+    blocks.check()
+    assert arena.budget.used == used
+    arena.pooled.close()
+    driver.close()
+
+
+def test_the_granules_of_one_entry_have_a_bound() -> None:
+    assert room.most_granules(100, 10, 40, 100) == 2 + 40 // 5 + 4 + 1
+    assert room.most_granules(150, 10, 40, 100) == (2 + 40 // 10 + 2 + 1) * 2
 
 
 def test_states_of_an_entry_fit_into_a_block_and_a_block_is_whole_tokens() -> None:

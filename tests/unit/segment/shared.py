@@ -135,7 +135,7 @@ class Shared(Claims):
         self.holdings.sort()
         self.holdings.budget.check()
         self.index.check()
-        pages: Mapping[str, list[int]] = {KV: [0], STATE: [0]}
+        pages: Mapping[str, list[int]] = {KV: [0], STATE: [0], SEGMENT: [0, *self.index.blocks.taken]}
         for node in self.nodes:
             pages[node.kind].extend(node.pages.tolist())
         for kind, its in pages.items():

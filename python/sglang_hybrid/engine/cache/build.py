@@ -117,7 +117,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     )
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)
     ends = frozenset(ctx.model_config.hf_eos_token_id or ())
-    composer = segments.build(ctx, config, spec, parts.now, account.event) if config.segments == "on" else None
+    composer = segments.build(ctx, config, spec, parts.now, account.event, memory) if config.segments == "on" else None
     return CacheCoordinator(
         parts, memory, Rules(grid=grid, prefill=prefill, admits=admits, scores=scores, message_end_ids=ends), composer
     )
@@ -126,7 +126,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
 def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int] | None:
     """What the simulator needs to play this server (`log_schema.SHAPE` and `BUDGET`), None where it cannot."""
     pool = ctx.params.req_to_token_pool
-    if ctx.enable_hierarchical_cache:
+    if ctx.enable_hierarchical_cache or (config.memory == "elastic" and config.segments == "on"):
         return None
     if config.memory == "elastic":
         memory = elastic.described()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,21 @@ class Memory(ABC):
     def room_for(self, adder: Any, req: Any) -> bool:
         """Whether `req`, behind those that `adder` admitted already, can have what it needs to start."""
 
+    granted_tokens: int = 1 << 40
+    """Tokens of KV that the request may take which was let in last."""
+
+    def room_for_chunk(self, adder: Any, req: Any) -> bool:
+        """Whether `req`, whose prompt is in chunks, can have what its next chunk needs."""
+        return True
+
+    def kept(self, req: Any) -> AbstractContextManager[None]:
+        """What `req` resumes from does not leave for anything inside."""
+        return nullcontext()
+
+    def yielded(self, contenders: dict[int, Candidate]) -> bool:
+        """Evict one thing that is in no tree, if it is worth less than what is and than all `contenders`; whether."""
+        return False
+
     @abstractmethod
     def restoring(self, req: Any, page_size: int) -> AbstractContextManager[None]:
         """SGLang admits `req` inside, and loads back what it matched in host memory."""
@@ -91,6 +106,9 @@ class Memory(ABC):
         pool = PoolKind.BYTES if self.shared else PoolKind.STATES
         missing = float(len(left) - self.states.available_size())
         while missing > 0 and left:
+            if self.yielded(left):
+                missing = len(left) - self.states.available_size()
+                continue
             for lost in self.victims.weakest(self.cache.tree_core, pool, left, math.ceil(missing), self.now()):
                 del left[lost]
                 missing -= 1

@@ -5,7 +5,7 @@
 | two pools of fixed sizes, a ratio to guess | addresses for all of the budget, memory on demand | sizes.py, arena.py |
 | tensors made once | tensors over reserved addresses | states.py, kv.py |
 | free lists over all slots | pages drawn from columns when they are needed | supply.py, allocators.py |
-| a pool is full, the other is not | the least valuable bytes go, of either kind | memory.py |
+| a pool is full, the other is not | the least valuable bytes go, of any kind, segments too | memory.py |
 | out of memory is an assertion | reserved before it is admitted, else it waits | memory.py, hooks.py |
 | memory is kept for life | given back when idle, or on request | arena.py, hooks.py |
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.cache.hooks import coordinator_of, nobody_runs
@@ -15,8 +20,12 @@ from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.evictable import EvictableColumns
 from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.claims import Claims
-from sglang_hybrid.memory.sizing import KV, STATE
+from sglang_hybrid.memory.sizing import KV, SEGMENT, STATE
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
+
+if TYPE_CHECKING:
+    from sglang_hybrid.engine.segments.composer import Composer
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +33,10 @@ _EVERYTHING = 1 << 40
 
 
 class ElasticMemory(Claims, Memory):
-    """One budget for both kinds: joins the arena of a process and the cache above it."""
+    """One budget for all kinds: joins the arena of a process and the cache above it.
+
+    To segments the cache is their rival (`segment.index.Rivals`), once `share` was called.
+    """
 
     shared = True
 
@@ -37,15 +49,28 @@ class ElasticMemory(Claims, Memory):
         self._refusals_seen = 0
         self._adder: Any = None
         self._parked = False  # whether a chunk waits in this pass
+        self._continued: Any = None  # whose next chunk was asked for in this pass
+        self._composer: Composer | None = None
         self._spec = spec
         page_tokens = {KV: arena.sizing.kinds.page_tokens, STATE: 1}
         self._evictables = {
             name: EvictableColumns(supply.pool, page_tokens[name]) for name, supply in arena.supplies.items()
         }
 
+    def segment_limit(self, config: HybridConfig) -> int:
+        """Bytes for which segments have addresses."""
+        total = self.arena.sizing.total * self.arena.sizing.granule_bytes
+        return min(total, config.segment_bytes) if config.segment_memory_gb else total
+
+    def share(self, composer: Composer) -> None:
+        """The segments of `composer` are in the same budget."""
+        self._composer = composer
+
     def begin_pass(self) -> None:
         """Nothing is admitted yet."""
         self.arena.used()
+        if self._composer is not None:
+            self._counts["memory_evicted_segment"] = self._composer.index.counts.evicted
         if self.arena.ranks is not None:
             self.arena.release_held()
         self.nothing_promised()
@@ -72,7 +97,22 @@ class ElasticMemory(Claims, Memory):
             if self._admit(self._first_pages(adder, tokens, req.host_hit_length), self.states_needed(req), req):
                 return True
             self.tier.give_up(req)
-        return self._admit(self._first_pages(adder, tokens, 0), self.states_needed(req), req)
+        chunk = tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
+        return self._grant(adder, req, tokens, chunk, self.states_needed(req))
+
+    def _grant(self, adder: Any, req: Any, tokens: int, chunk: int, states: int) -> bool:
+        """Hold KV for the next pass of `req`, which has `tokens` left and runs a `chunk`.
+
+        With segments a pass goes further. If there is no memory for all that it might copy, it ends where others do.
+        """
+        prompt = None if self._composer is None else self._composer.prompt(req)
+        reach = chunk if prompt is None else min(tokens, prompt.reach(len(req.prefix_indices), chunk))
+        for tokens in dict.fromkeys((reach, chunk)):
+            if self._hold(_pages(tokens, adder.page_size), states, req):
+                self.granted_tokens = tokens
+                return True
+        self._counts["memory_waits"] += 1
+        return False
 
     @staticmethod
     def _first_pages(adder: Any, tokens: int, restored: int) -> int:
@@ -100,14 +140,18 @@ class ElasticMemory(Claims, Memory):
         for one in the middle, and lose the first token of the answer.
         """
         self._meet(adder)
-        tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
-        pages = _pages(min(tokens, adder.rem_chunk_tokens), adder.page_size)
-        self._parked = not self._admit(pages, 0, req)
+        if self._continued is not req:  # with segments two hooks ask
+            self._continued = req
+            tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+            self._parked = not self._grant(adder, req, tokens, min(tokens, adder.rem_chunk_tokens), 0)
         return not self._parked
+
+    def kept(self, req: Any) -> AbstractContextManager[None]:
+        return self._prefix_of(req)
 
     def _meet(self, adder: Any) -> None:
         if adder is not self._adder:  # SGLang makes one per pass
-            self._adder, self._parked = adder, False
+            self._adder, self._parked, self._continued = adder, False, None
             self.begin_pass()
 
     def _clear_for(self, pages: int, req: Any) -> None:
@@ -129,11 +173,15 @@ class ElasticMemory(Claims, Memory):
             cache.dec_lock_ref(req.last_node, locked.to_dec_params())
 
     def _admit(self, pages: int, states: int, req: Any) -> bool:
-        """Hold what one more request of this pass needs, all of it or nothing."""
-        with self._prefix_of(req):
-            held = self.admit(pages, states)
+        """The same; who gets nothing waits."""
+        held = self._hold(pages, states, req)
         self._counts["memory_waits"] += not held
         return held
+
+    def _hold(self, pages: int, states: int, req: Any) -> bool:
+        """Hold what one more request of this pass needs, all of it or nothing."""
+        with self._prefix_of(req):
+            return self.admit(pages, states)
 
     def ensure_states(self, count: int) -> bool:
         """Evict, then take checkpoints in the making back, until `count` states beyond the promised ones are held."""
@@ -144,7 +192,15 @@ class ElasticMemory(Claims, Memory):
 
     def secure_decode(self, pages: int) -> bool:
         self.arena.used()
-        return super().secure_decode(pages)
+        return super().secure_decode(pages) or bool(self._all_ran() and super().secure_decode(pages))
+
+    def _all_ran(self) -> bool:
+        """Wait for the passes that run; whether segments were kept for them."""
+        if self._composer is None or self._composer.leases is None:
+            return False
+        if self.arena.device.type == "cuda":
+            torch.cuda.synchronize(self.arena.device)
+        return self._composer.leases.ran()
 
     def held(self) -> tuple[int, int]:
         return Memory.held(self)
@@ -164,12 +220,52 @@ class ElasticMemory(Claims, Memory):
         self.cache.evict(EvictParams(num_tokens=_EVERYTHING, mamba_num=_EVERYTHING))
         tokens, states = self.held()
         self.decisions.fit(states, tokens)
+        if self._composer is not None:
+            for entry in [each for each in self._composer.index if not each.pins]:
+                self._composer.index.drop(entry)
+            self._composer.tell()
         return self.arena.release()
 
     def evict_one(self, kinds: tuple[str, ...]) -> int:
-        if len(kinds) == 2:
-            kinds = self._kinds_of(self.victims.choose(self.cache.tree_core, self.now()))
-        return next((freed for kind in kinds if (freed := self._evict(kind))), 0)
+        if len(kinds) == 1:
+            return self._evict(kinds[0])
+        if self._composer is None:
+            return self._evict_cached()
+        least = self.least(self.now())
+        return self._yield(math.inf if least is None else least) or self._evict_cached() or self._yield(math.inf)
+
+    def _evict_cached(self) -> int:
+        """Evict what is worth least per byte of KV and states; bytes freed."""
+        kinds = self._kinds_of(self.victims.choose(self.cache.tree_core, self.now()))
+        freed = next((freed for kind in kinds if (freed := self._evict(kind))), 0)
+        if freed and self._composer is not None:
+            self.leave(1.0)  # the cache holds so much less now
+        return freed
+
+    def _yield(self, worth: float) -> int:
+        """Evict the segment that is worth least, if that is no more than `worth` per byte; bytes freed."""
+        return 0 if self._composer is None else self._composer.index.give_way(worth, self.now())
+
+    def least(self, now: float) -> float | None:
+        """See Rivals: what `forecast` would say of the cache's next victim, whatever the order is."""
+        node = self.victims.choose(self.cache.tree_core, now)
+        self.victims.chosen = []  # nothing is evicted yet
+        return None if node is None else self._worth(node, now)
+
+    def _worth(self, node: Any, now: float) -> float:
+        return self.decisions.worth(self.victims.price(self.cache.tree_core, PoolKind.BYTES, node), now)
+
+    def evict(self) -> bool:
+        """See Rivals."""
+        return self._evict_cached() > 0
+
+    def yielded(self, contenders: dict[int, Candidate]) -> bool:
+        if self._composer is None:
+            return False
+        now = self.now()
+        least = self.least(now)
+        worths = [self.decisions.worth(each, now) for each in contenders.values()]
+        return self._yield(min(worths if least is None else [*worths, least])) > 0
 
     def _kinds_of(self, node: Any) -> tuple[str, ...]:
         """In which order SGLang is asked for its kinds, so that `node` leaves."""
@@ -202,7 +298,14 @@ class ElasticMemory(Claims, Memory):
 
     def evictable(self) -> dict[str, list[tuple[int, int]]]:
         tokens, states = self.victims.unlocked(self.cache.tree_core)
-        return {KV: self._evictables[KV].follow(tokens), STATE: self._evictables[STATE].follow(states)}
+        found = {KV: self._evictables[KV].follow(tokens), STATE: self._evictables[STATE].follow(states)}
+        if self._composer is not None:
+            blocks = np.array(self._composer.index.unpinned_blocks(), dtype=np.int64)
+            found[SEGMENT] = list(self.arena.supplies[SEGMENT].pool.count_by_column(blocks))
+        return found
+
+    def evictable_blocks(self) -> int:
+        return 0 if self._composer is None else len(self._composer.index.unpinned_blocks())
 
 
 def memory_of(cache: Any) -> ElasticMemory:

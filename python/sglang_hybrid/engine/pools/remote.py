@@ -88,7 +88,7 @@ def describe(found: Figures) -> list[Finding]:
 
 def _kind(kind: str, found: Figures) -> Finding:
     return Finding(
-        {"kv": "KV", "state": "states"}.get(kind, kind),
+        {"kv": "KV", "state": "states", "segment": "segments"}.get(kind, kind),
         f"{found['granules_used', kind]:,.0f} granules used, {100 * found['fragmentation', kind]:.0f} % of them holes; "
         f"{found['granules_unused', kind]:,.0f} mapped and empty; {found['evictions', kind]:,.0f} evictions",
     )

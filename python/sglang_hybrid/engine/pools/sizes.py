@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.segments import segment_costs
+from sglang_hybrid.core.spec import engine_dtypes, from_config
 from sglang_hybrid.device.cuda import CudaDriver
 from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import ranks
+from sglang_hybrid.engine.segments.room import most_granules
 from sglang_hybrid.memory.claims import CHECKPOINTS
 from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, Sizing, choose
 
@@ -49,6 +55,8 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
     if group is not None:
         budget_bytes = group.least(budget_bytes)
     sizing = choose(kinds(configurator), budget_bytes, grain, need)
+    if config.segments == "on":
+        sizing = beside_segments(sizing, configurator, config)
     if group is not None:
         group.require_same("layout of memory (granules, bytes, tokens, states)",
                            (sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states))  # fmt: skip
@@ -64,6 +72,25 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
         sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states,
     )  # fmt: skip
     return (sizing.tokens + 0.5) * token_bytes / (1 << 30)
+
+
+def beside_segments(sizing: Sizing, configurator: Any, config: HybridConfig) -> Sizing:
+    """`sizing` with what a request may rely on beside its KV and states: one segment at which a pass of it ended."""
+    from sglang.srt.runtime_context import get_parallel, get_schedule
+
+    model = from_config(configurator.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
+    costs = segment_costs(model.per_rank(get_parallel().tp_size), config.segment_dtype)
+    chunk = get_schedule().chunked_prefill_size
+    most = min(sizing.tokens, chunk if chunk and chunk > 0 else sizing.tokens)
+    granules = most_granules(costs.state_bytes, max(costs.token_bytes, sizing.kinds.token_bytes), most,
+                             sizing.granule_bytes)  # fmt: skip
+    found = replace(sizing, reserved=granules)
+    if found.tokens < found.kinds.page_tokens or found.states < found.request_states:
+        raise ConfigError(
+            f"the budget does not hold one request beside a segment of {most} tokens; raise it "
+            f"(--hybrid-cpu-memory-gb on a CPU) or lower --chunked-prefill-size: {sizing.total_bytes:,}"
+        )
+    return found
 
 
 def device_of(configurator: Any) -> torch.device:

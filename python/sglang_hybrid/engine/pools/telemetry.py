@@ -25,7 +25,7 @@ def figures(arena: Arena, counts: Counter[str]) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {
         ("granule_bytes", ""): arena.sizing.granule_bytes,
         ("granules_budget", ""): budget.total,
-        ("granules_pinned", ""): arena.sizing.kv_column_granules + arena.sizing.state_column_granules,
+        ("granules_pinned", ""): sum(pool.columns.column_granules for pool in budget.pools.values()),
         ("granules_resident", ""): pooled.committed_bytes // arena.sizing.granule_bytes,
         ("granules_used_max", ""): arena.most_used,
         ("granules_resident_max", ""): arena.most_mapped,

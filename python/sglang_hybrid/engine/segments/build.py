@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -11,18 +12,26 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward as cache_forward
 from sglang_hybrid.engine.cache import prefill_states
-from sglang_hybrid.engine.segments import forward, rope, schedule
+from sglang_hybrid.engine.cache.memory import Memory
+from sglang_hybrid.engine.pools.memory import ElasticMemory
+from sglang_hybrid.engine.segments import forward, room, rope, schedule
 from sglang_hybrid.engine.segments.composer import Composer, Served
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
+from sglang_hybrid.segment.leases import Leases
 
 _FAMILIES = {"GDNAttnBackend": True, "Mamba2AttnBackend": False}
 """SGLang's backend of the linear layers -> whether a transition is a matrix."""
 
 
 def build(
-    ctx: Any, config: HybridConfig, spec: ModelSpec, now: Callable[[], float], count: Callable[..., None]
+    ctx: Any,
+    config: HybridConfig,
+    spec: ModelSpec,
+    now: Callable[[], float],
+    count: Callable[..., None],
+    memory: Memory,
 ) -> Composer:
     """The composer of the scheduler whose cache is built in `ctx`; raises ConfigError where segments cannot be."""
     runner = ctx.tp_worker.model_runner
@@ -53,7 +62,9 @@ def build(
         value_size=values.shape[2],
         kv_dtype=keys.dtype,
     )
-    store = Store(shapes, config.segment_dtype, int(config.segment_memory_gb * 1e9), keys.device)
+    elastic = memory if isinstance(memory, ElasticMemory) else None
+    opened = None if elastic is None else partial(room.shared, elastic.arena, elastic.segment_limit(config))
+    store = Store(shapes, config.segment_dtype, config.segment_bytes, keys.device, opened)
     served = Served(
         linear_layers=dict(states.mamba_map),
         attention_layers={layer: number for number, layer in enumerate(attention)},
@@ -63,6 +74,12 @@ def build(
         mode=config.segment_mode,
     )
     cache_forward.mixing = forward.mix
-    index = SegmentIndex(store.blocks, Costs(spec, store.state_bytes, store.token_bytes))
+    state_bytes = store.state_bytes if elastic is None else store.block_bytes
+    index = SegmentIndex(store.blocks, Costs(spec, state_bytes, store.token_bytes, args.tp_size), rivals=elastic)
+    leases = None if elastic is None else Leases(index, ahead=0 if args.disable_overlap_schedule else 1)
     about = (ctx.model_config.model_path, str(runner.dtype), config.segment_dtype, config.segment_mode, args.tp_size)
-    return Composer(store, index, Seams(config.seam_tokens, shapes.window[-1]), repr(about), served, now, count)
+    seams = Seams(config.seam_tokens, shapes.window[-1])
+    composer = Composer(store, index, seams, repr(about), served, now, count, memory, leases)
+    if elastic is not None:
+        elastic.share(composer)
+    return composer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import requests
@@ -17,7 +17,11 @@ from sglang_hybrid.engine.segments.store import Store
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
 from sglang_hybrid.segment.keys import Identity
+from sglang_hybrid.segment.leases import Leases
 from sglang_hybrid.segment.prompt import SegmentedPrompt
+
+if TYPE_CHECKING:
+    from sglang_hybrid.engine.cache.memory import Memory
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,10 @@ class Served:
 
 
 class Composer:
-    """Shared by the hooks of one scheduler. `now` gives seconds, the same on every rank; `event` counts one."""
+    """Shared by the hooks of one scheduler. `now` gives seconds, the same on every rank; `event` counts one.
+
+    `memory` is what prompts get KV and states from. With `leases` what a pass relies on stays until it has run.
+    """
 
     def __init__(
         self,
@@ -47,10 +54,13 @@ class Composer:
         served: Served,
         now: Callable[[], float],
         event: Callable[..., None],
+        memory: Memory,
+        leases: Leases | None = None,
     ) -> None:
         self.store, self.index, self.seams, self.served = store, index, seams, served
         self.identity = Identity(fingerprint, seams.head, seams.tail)
         self.births = Births()
+        self.memory, self.leases = memory, leases
         self.now = now
         self._event = event
         self._told: dict[str, int] = {}
@@ -107,7 +117,10 @@ class Composer:
     def commit(self, req: Any) -> None:
         """The pass of `req` that was decided on, if any, will run."""
         record = tracked(req)
-        made = record.segments.commit(self.index) if record.segments and record.segments.open else None
+        opened = record.segments.open if record.segments else None
+        if self.leases is not None and opened is not None:
+            self.leases.hold(opened.entries)
+        made = record.segments.commit(self.index) if record.segments and opened is not None else None
         for cold in made.cold if made is not None and record.segments else ():
             alive = (entry.number for entry in self.index)
             self.births.made(cold.entry, self.now(), record.segments.namespace, alive)
@@ -144,7 +157,9 @@ class Composer:
         return [keys for keys, _ in pairs], [values for _, values in pairs]
 
     def clear(self) -> None:
-        """The cache was emptied."""
+        """The cache was emptied, which happens while nothing runs."""
+        if self.leases is not None:
+            self.leases.end()
         self.index.clear()
         self.tell()
 

@@ -19,9 +19,18 @@ def composer_of(cache: Any) -> Composer | None:
 
 
 def reserve(configurator: Any, rest: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of how SGLang divides the memory that is left, `rest` in GiB: segments have theirs first."""
-    taken = HybridConfig.from_environment().segment_memory_gb * 1e9 / (1 << 30)
+    """BEFORE hook of how SGLang divides the memory that is left, `rest` in GiB: a buffer of segments is taken first."""
+    config = HybridConfig.from_environment()
+    taken = 0.0 if config.memory == "elastic" else config.segment_bytes / (1 << 30)
     return (configurator, rest - taken), {}
+
+
+def turn(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of Scheduler.process_input_requests, with which every round of its loop begins."""
+    composer = composer_of(scheduler.tree_cache)
+    if composer is not None and composer.leases is not None:
+        composer.leases.turn()
+    return (scheduler, *args), kwargs
 
 
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
     if compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"they were run with SGLang {compat.PRIMARY} only", compat.engine_version())
     if config.memory == "elastic":
-        raise _refusal("their memory does not share the elastic budget yet", "--hybrid-memory elastic")
+        raise _refusal("a budget shared with them was not run under load yet", "--hybrid-memory elastic")
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
             raise _refusal(reason, "--" + name.replace("_", "-"))

@@ -25,7 +25,9 @@ def admit(composer: Composer, original: Callable[..., Any], adder: Any, req: Any
 
     prompt = composer.prompt(req)
     assert prompt is not None
-    if not _begin(composer, prompt, req, adder):
+    with composer.memory.kept(req):
+        begun = _begin(composer, prompt, req, adder)
+    if not begun:
         return AddReqResult.OTHER
     result, admitted = _offer(composer, prompt, req, adder, lambda: original(adder, req, *args, **kwargs))
     return adder.budget_state() if admitted else result
@@ -35,6 +37,8 @@ def continue_chunk(composer: Composer, original: Callable[..., Any], adder: Any,
     """PrefillAdder.add_chunked_req for a request that marks segments: returns it while its prompt is not done."""
     prompt = composer.prompt(req)
     assert prompt is not None
+    if not composer.memory.room_for_chunk(adder, req):
+        return req
     room = adder.memory_budget.available_chunk_tokens(_ALL)
     if not _begin(composer, prompt, req, adder, room):
         return req
@@ -48,6 +52,7 @@ def _begin(composer: Composer, prompt: SegmentedPrompt, req: Any, adder: Any, ro
         tokens = adder.rem_input_tokens if adder.can_run_list else _ALL
     elif adder.chunked_req_limit is not None:
         tokens = min(tokens, adder.chunked_req_limit)
+    room = min(room, composer.memory.granted_tokens)
     page, start, total = composer.served.page_size, len(req.prefix_indices), len(req.full_untruncated_fill_ids)
     if start + room < total:
         total = (start + room) // page * page

@@ -1,4 +1,4 @@
-"""The tensors of entries: every layer's share of a block or slot, as views of one buffer of bytes.
+"""The tensors of entries: every layer's share of a block or slot, as views of one range of bytes.
 
     block   [layer 0: T | S_C | window] [layer 1: ...] ...     the states of one entry
     block   [token: K, V of layer 3; K, V of layer 7; ...] ... KV of some entries' interiors, a token after the other
@@ -9,13 +9,14 @@ T is the transition over the interior, S_C its state from a zero start, window t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.segment.blocks import Blocks
+from sglang_hybrid.engine.segments import room
 
 _ALIGNED = 16
 """Bytes at which every field begins: what a vector load wants."""
@@ -67,9 +68,19 @@ class Layer:
 
 
 class Store:
-    """The buffer of `total_bytes` on `device`; states are stored as `dtype`, a name in `STORED`."""
+    """Blocks in `total_bytes` on `device`; states are stored as `dtype`, a name in `STORED`.
 
-    def __init__(self, shapes: Shapes, dtype: str, total_bytes: int, device: torch.device) -> None:
+    `open_room` finds their memory by the bytes of one entry's states and of one token's KV; a buffer if left out.
+    """
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        dtype: str,
+        total_bytes: int,
+        device: torch.device,
+        open_room: Callable[[int, int], room.Room] | None = None,
+    ) -> None:
         self.shapes = shapes
         fields = _fields(shapes, STORED[dtype])
         layer_bytes = sum(_padded(size, kind) for _, size, kind in fields)
@@ -77,16 +88,9 @@ class Store:
         itemsize = shapes.kv_dtype.itemsize
         kv_bytes = shapes.attention_layers * shapes.kv_heads * (shapes.key_size + shapes.value_size) * itemsize
         self.token_bytes = _up(max(kv_bytes, 1))
-        self.block_tokens = max(1, -(-self.state_bytes // self.token_bytes))
-        self.block_bytes = self.block_tokens * self.token_bytes
-        count = total_bytes // self.block_bytes
-        if count < 2:
-            raise ConfigError(
-                f"segments need at least {2 * self.block_bytes / 1e9:.3f} GB, one block for states and one for KV; "
-                f"raise --hybrid-segment-memory-gb: {total_bytes / 1e9:.3f}"
-            )
-        self.blocks = Blocks(count, self.block_tokens)
-        self.buffer = torch.zeros(count * self.block_bytes, dtype=torch.uint8, device=device)
+        opened = (open_room or partial(room.fixed, total_bytes, device))(self.state_bytes, self.token_bytes)
+        self.blocks, self.buffer, self.block_bytes = opened.blocks, opened.data, opened.block_bytes
+        self.block_tokens = self.blocks.block_tokens
         self.layers = [self._layer(fields, n * layer_bytes) for n in range(shapes.linear_layers)]
         row = shapes.kv_heads * itemsize
         starts = [n * row * (shapes.key_size + shapes.value_size) for n in range(shapes.attention_layers)]
@@ -95,7 +99,8 @@ class Store:
 
     @property
     def total_bytes(self) -> int:
-        return self.buffer.numel()
+        """Bytes for which there are addresses; whether memory, is known to the blocks."""
+        return self.blocks.count * self.block_bytes
 
     def _layer(self, fields: list[tuple[str, tuple[int, ...], torch.dtype]], start: int) -> Layer:
         views = {}
@@ -108,8 +113,9 @@ class Store:
 
     def _tokens(self, start: int, size: int) -> Tensor:
         heads, kind = self.shapes.kv_heads, self.shapes.kv_dtype
-        shape = (self.blocks.count * self.block_tokens, heads, size)
-        strides = (self.token_bytes // kind.itemsize, size, 1)
+        numbering = self.blocks.numbering
+        shape = (self.blocks.count * numbering.span - numbering.step + 1, heads, size)
+        strides = (self.token_bytes // numbering.step // kind.itemsize, size, 1)
         return self.buffer.view(kind).as_strided(shape, strides, start // kind.itemsize)
 
 

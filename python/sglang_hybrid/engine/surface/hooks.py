@@ -219,6 +219,13 @@ HOOKS: tuple[Hook, ...] = (
         "elastic",
     ),
     # Segments.
+    Hook(
+        "srt.managers.scheduler:Scheduler.process_input_requests",
+        "BEFORE",
+        "segments.hooks:turn",
+        SCHEDULER,
+        "segments",
+    ),
     Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "BEFORE", "segments.hooks:reserve", SCHEDULER, "segments"),
     Hook(
         "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
