@@ -12,6 +12,7 @@ import pytest
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.requests import Tracked
 from sglang_hybrid.prefix.eviction.candidates import Candidates
+from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.mark import Kind
 from tests.engine.tree import Tree, scores
 
@@ -61,7 +62,7 @@ def test_random_steps_leave_tree_pools_and_indices_consistent(policy: str, page:
 @pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_the_victim_is_the_lowest_score_of_all(policy: str) -> None:
     """The indices are fed only what changed; their victim equals scoring every candidate of the tree anew."""
-    rng, tree = random.Random(1), Tree(policy, tokens=2048, states=16)
+    rng, tree = random.Random(1), Tree(policy, tokens=2048, states=16, more_pools=(PoolKind.BYTES,))
     assert tree.coordinator is not None
     victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
     compared = 0

@@ -50,7 +50,7 @@ def test_random_steps_restore_every_bit(policy: str, page: int, write_policy: st
 @pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_the_victim_is_the_lowest_score_of_its_tier(policy: str) -> None:
     """Fed only what changed, the indices of both tiers give what scoring everything in the pool anew gives."""
-    rng, tree = random.Random(1), TieredTree(policy, tokens=1500, states=12, host_ratio=2)
+    rng, tree = random.Random(1), TieredTree(policy, tokens=1500, states=12, host_ratio=2, more_pools=(PoolKind.BYTES,))
     assert tree.coordinator is not None
     victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
     compared = Counter[PoolKind]()

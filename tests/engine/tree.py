@@ -61,12 +61,14 @@ class Tree:
 
     With a `host_ratio` it has a host tier that many times as large. A row holds `context` tokens (0: all). `core` names
     another of SGLang's tree cores than the one that would be chosen. `events` are of "blocks" of KV, of "states" too.
-    The `policy` "kv" is the cache of a server that decodes, which has no states.
+    The `policy` "kv" is the cache of a server that decodes, which has no states. Victims are asked of the pools that a
+    server with static memory has, and of `more_pools`.
     """
 
     def __init__(
         self, policy: str | None, tokens: int = 2048, states: int = 24, page_size: int = 1, host_ratio: float = 0.0,
         write_policy: str = "write_through", context: int = 0, core: str | None = None, events: str = "none",
+        more_pools: tuple[Any, ...] = (),
     ) -> None:  # fmt: skip
         from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
         from sglang.srt.environ import envs
@@ -124,7 +126,7 @@ class Tree:
         def make_coordinator(cache: Any) -> CacheCoordinator:
             ours = policy != "lru"
             decisions = Decisions(SPEC, str(policy), grid=GRID if extra else 1, guarded=not host_ratio)
-            pools = (PoolKind.STATES, PoolKind.KV, PoolKind.BYTES)
+            pools = (PoolKind.STATES, PoolKind.KV, *more_pools)
             if host_ratio:
                 pools += (PoolKind.HOST_STATES, PoolKind.HOST_KV)
             watched = TieredVictims if host_ratio else Victims

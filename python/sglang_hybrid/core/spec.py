@@ -106,17 +106,6 @@ class ModelSpec:
         """FLOPs to prefill tokens [start, end) when [0, start) is cached; one value, or an array of shape [n]."""
         return self.flops_per_token * (end - start) + self.flops_per_token_pair * (end * end - start * start)
 
-    def prefill_flops_by_kind(self, end: int, start: int = 0) -> dict[str, float]:
-        """The same, split by layer kind; the parts add up to `prefill_flops(end, start)`."""
-        parts: dict[str, float] = {}
-        for kind in self.layer_counts:
-            layers = [layer for layer in self.layers if layer.kind == kind]
-            per_token = sum(layer.linear_flops for layer in layers) / self.tp
-            per_pair = sum(layer.pair_flops for layer in layers) / self.tp
-            part = replace(self, flops_per_token=per_token, flops_per_token_pair=per_pair)
-            parts[kind] = part.prefill_flops(end, start)
-        return parts
-
     def bytes_for(self, tokens: int, states: int) -> int:
         """Bytes of `tokens` tokens of KV and `states` recurrent states."""
         return tokens * self.kv_bytes_per_token + states * self.checkpoint_bytes

@@ -1,6 +1,5 @@
 """Why a prompt token was computed although a cache was there: every one of them gets exactly one reason."""
 
-from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -56,9 +55,10 @@ def attribute(
         ("disabled", matched),
         ("never_seen", prompt),
     )
-    found: Counter[str] = Counter()
+    found: dict[str, int] = {}
     start = hit
     for reason, end in ends:
-        found[reason] += end - start - sum([max(0, min(end, b) - max(start, a)) for a, b in segments])
+        elsewhere = sum([max(0, min(end, b) - max(start, a)) for a, b in segments]) if segments else 0
+        found[reason] = found.get(reason, 0) + end - start - elsewhere
         start = end
     return {reason: count for reason, count in found.items() if count}

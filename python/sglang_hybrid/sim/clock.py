@@ -24,16 +24,8 @@ class Elapsed:
         self._offset_s = 0.0
         self._still = 0  # requests without progress
         self._patience = PATIENCE
-        self._ties = False
-        self._step_s: float | None = None  # the first progress ever made between two requests
-        self._even = True  # all progress was the same
         self._paced_s = 0.0  # time that passed, over
         self._paced_requests = 0  # this many requests
-
-    @property
-    def is_counter(self) -> bool:
-        """All requests were the same time apart, or at one time: that orders them and tells nothing of waiting."""
-        return self._step_s is None or (self._even and not self._ties)
 
     def look(self, now: float) -> float:
         """The present time, no request having come; raises ConfigError for a time that is not finite."""
@@ -49,14 +41,10 @@ class Elapsed:
         self.look(now)
         if self.now > self._last_request:
             if self._paced_requests:
-                step_s = self.now - self._last_request
-                self._paced_s += step_s
-                self._step_s = step_s if self._step_s is None else self._step_s
-                self._even = self._even and abs(step_s - self._step_s) <= 1e-6 * self._step_s
+                self._paced_s += self.now - self._last_request
             self._patience = max(self._patience, 2 * self._still)
             self._still = 0
         else:
-            self._ties = True
             self._still += 1
         set_back = now < self._latest
         if self._still < (PATIENCE if set_back else self._patience):

@@ -57,11 +57,11 @@ def test_prefill_flops_add_up_over_consecutive_pieces(name: str, cuts: list[int]
 
 @pytest.mark.parametrize("name", LAYERED)
 @pytest.mark.parametrize("tp", [1, 2])
-def test_flops_by_kind_add_up(name: str, tp: int) -> None:
+def test_flops_of_the_layers_add_up(name: str, tp: int) -> None:
     spec = preset(name).per_rank(tp)
-    parts = spec.prefill_flops_by_kind(5000, 100)
-    assert sum(parts.values()) == pytest.approx(spec.prefill_flops(5000, 100))
-    assert set(parts) == set(spec.layer_counts) <= set(KINDS)
+    assert spec.flops_per_token * tp == pytest.approx(sum(layer.linear_flops for layer in spec.layers))
+    assert spec.flops_per_token_pair * tp == pytest.approx(sum(layer.pair_flops for layer in spec.layers))
+    assert set(spec.layer_counts) <= set(KINDS)
     assert spec.prefill_flops(10) * tp == pytest.approx(preset(name).prefill_flops(10))
 
 

@@ -55,8 +55,8 @@ def test_training_sees_every_opening_and_every_clause_but_not_every_pair(name: s
     for clauses in lists:
         assert len(set(openings)) == len(openings)
         assert len(set(clauses)) == len(clauses)
-        pairs = [(o, c, forms.held(o, c)) for o in range(len(openings)) for c in range(len(clauses))]
-        seen = [(o, c) for o, c, held in pairs if not held]
+        pairs = [(o, c) for o in range(len(openings)) for c in range(len(clauses))]
+        seen = [pair for pair in pairs if forms.belongs(TRAIN, *pair)]
         assert {o for o, _ in seen} == set(range(len(openings)))
         assert {c for _, c in seen} == set(range(len(clauses)))
         assert 0.1 < 1 - len(seen) / len(pairs) < 0.3
@@ -101,7 +101,7 @@ def test_answers_are_what_the_documents_say(shape: Shape) -> None:
                 assert fact.changed or turn.kind != questions.NOW
                 assert f"is {fact.value}" in turn.text
                 if turn.kind == questions.YES_NO:
-                    assert turn.text.endswith("yes.") == (fact.value in turn.question)
+                    assert turn.text.endswith("yes.") == bool(re.search(rf"\b{re.escape(fact.value)}\b", turn.question))
             elif turn.kind == questions.WHICH:
                 number = int(re.findall(r"\d+", turn.text)[-1])
                 assert turn.entity is not None

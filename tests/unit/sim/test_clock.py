@@ -11,14 +11,12 @@ from sglang_hybrid.sim.clock import PATIENCE, UNPACED_S, Elapsed
 def test_a_clock_that_moves_is_taken_as_it_is() -> None:
     elapsed = Elapsed()
     assert [elapsed.request(at) for at in (5.0, 7.0, 7.0, 10.5)] == [5.0, 7.0, 7.0, 10.5]
-    assert not elapsed.is_counter
 
 
 def test_a_clock_that_stands_still_passes_in_requests_after_a_while() -> None:
     elapsed = Elapsed()
     times = [elapsed.request(3.0) for _ in range(PATIENCE + 4)]
     assert times == [3.0] * PATIENCE + [3.0 + UNPACED_S * step for step in (1, 2, 3, 4)]
-    assert elapsed.is_counter
 
 
 def test_a_clock_set_back_goes_on_from_the_latest_time() -> None:
@@ -30,15 +28,6 @@ def test_a_clock_set_back_goes_on_from_the_latest_time() -> None:
     before = elapsed.now
     assert before > 1038.0
     assert elapsed.request(45.0) == pytest.approx(before + 6.0)
-
-
-def test_a_step_counter_is_told_from_a_clock() -> None:
-    elapsed = Elapsed()
-    for step in range(50):
-        elapsed.request(float(step))
-    assert elapsed.is_counter
-    elapsed.request(50.25)
-    assert not elapsed.is_counter
 
 
 def test_looking_moves_the_clock_but_is_no_request() -> None:
@@ -60,7 +49,6 @@ def test_a_clock_that_ticks_is_waited_for() -> None:
     for tick in range(30):
         requests = tick + 1  # ever more at every tick, as sessions come
         assert [elapsed.request(float(tick)) for _ in range(requests)] == [float(tick)] * requests
-    assert not elapsed.is_counter
 
 
 def test_a_burst_beyond_all_before_does_not_set_the_clock_ahead_for_good() -> None:

@@ -149,9 +149,18 @@ FAMILY = ("and {p} {R}'s", "what about {p} {R}'s", "and that of {p} {R}", "how a
 ASK_ON = ("", "thanks, ", "good, ", "thank you, ", "fine, ", "I see, ", "okay, ", "very well, ")
 
 
-def held(opening: int, clause: int) -> bool:
-    """Whether training never sees this pair."""
-    return (3 * opening + 2 * clause + 1) % 5 == 0
+TOKENIZER = "tokenizer"
+"""The forms of the tokenizer's text: those of training, but for pairs without an opening that it did not have then."""
+
+
+def belongs(split: str, opening: int, clause: int) -> bool:
+    """Whether this pair is one of `split`.
+
+    Training sees every clause without an opening (number 0): there its first word has a capital, which is a word of its
+    own.
+    """
+    fifth = (3 * opening + 2 * clause + 1) % 5 == 0
+    return (fifth and (opening > 0 or split == TOKENIZER)) == (split == HELD)
 
 
 def pair(rng: random.Random, split: str, openings: Sequence[object], clauses: Sequence[object]) -> tuple[int, int]:
@@ -159,7 +168,7 @@ def pair(rng: random.Random, split: str, openings: Sequence[object], clauses: Se
     while True:
         opening = 0 if rng.random() < PLAIN else rng.randrange(len(openings))
         clause = rng.randrange(len(clauses))
-        if held(opening, clause) == (split == HELD):
+        if belongs(split, opening, clause):
             return opening, clause
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from sglang_hybrid.demo.reader import forms
-from sglang_hybrid.demo.reader.names import HELD
 
 HELLO = "Hello! Ask me about the documents."
 CAN = "I read documents and answer questions about them."
@@ -65,7 +64,7 @@ def turn(rng: random.Random, split: str) -> tuple[str, str]:
         answer, words = rng.choice(_SAID)
         while True:
             word, call = rng.randrange(len(words)), rng.randrange(len(_CALLS))
-            if forms.held(word, call) == (split == HELD):
+            if forms.belongs(split, word, call):
                 break
         called = f"{words[word]}, {_CALLS[call]}" if _CALLS[call] else words[word]
         return called + rng.choice("!."), answer

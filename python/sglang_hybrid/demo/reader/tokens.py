@@ -68,12 +68,12 @@ def text(conversations: int = 2000) -> Iterator[str]:
     """What the committed tokenizer was trained on: generated conversations, of training's names and forms, and every
     clause as it opens a sentence, so that each of its words is a piece in either place."""
     from sglang_hybrid.demo.reader import conversations as drawn
-    from sglang_hybrid.demo.reader import relations
+    from sglang_hybrid.demo.reader import forms, relations
     from sglang_hybrid.demo.reader.names import TRAIN
 
     for seed in range(conversations):
         rng = random.Random(seed)
-        shape = drawn.shape_for(rng, 400, 0.5, 0.5, TRAIN, TRAIN)
+        shape = drawn.shape_for(rng, 400, 0.5, 0.5, TRAIN, forms.TOKENIZER)
         for message in drawn.draw(rng, shape, 8).messages():
             yield message["content"]
     for relation in relations.RELATIONS:

@@ -64,6 +64,10 @@ class _Ordered:
         donor = getattr(self.cache.token_to_kv_pool_allocator, "mamba_full_cache_donor", None)
         return donor is None or donor() is None
 
+    def satisfied(self, done: dict[Any, int]) -> bool:
+        """Whether a walk in our order needs no further victim; `done` counts what was evicted by component."""
+        return self._ours and done.get(self.component_type, 0) >= self._wanted
+
     def _victim(self, core: Any) -> Any | None:
         return self.coordinator.victims.next(core, self._pool, self._now, self._tried)
 

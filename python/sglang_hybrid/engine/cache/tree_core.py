@@ -18,7 +18,8 @@ class BatchEviction(UnifiedTreeCore):  # type: ignore[misc]
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         """Evict until the component names no further victim, or one victim where that may end the shortage."""
-        if not self.components_by_type[component_type].batches:
+        component = self.components_by_type[component_type]
+        if not component.batches:
             return super().evict_device_next_node(component_type, tracker)
         result, done = EvictDeviceNextNodeResult(), dict(tracker)
         while True:
@@ -27,6 +28,8 @@ class BatchEviction(UnifiedTreeCore):  # type: ignore[misc]
             if step.node_id is not None:
                 _move(self.evict_device_leaf(step.node_id, False), result, done)
             elif not step.tracker:
+                break
+            if component.satisfied(done):  # all that a further step would say
                 break
         for kind, values in result.device_frees.items():
             if len(values) > 1:  # SGLang frees them one by one
