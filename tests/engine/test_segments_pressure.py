@@ -28,8 +28,12 @@ SHORT = (
 
 @pytest.mark.parametrize(
     ("preset", "flags"),
-    [("reader-gdn", ()), ("reader-mamba2", ("--mamba-radix-cache-strategy", "no_buffer"))],
-    ids=["gdn", "mamba2"],
+    [
+        ("reader-gdn", ()),
+        ("reader-gdn", ("--page-size", "64")),
+        ("reader-mamba2", ("--mamba-radix-cache-strategy", "no_buffer")),
+    ],
+    ids=["gdn", "gdn-pages", "mamba2"],
 )
 def test_every_answer_is_right_and_everything_comes_back(
     serve: Callable[..., Client], preset: str, flags: tuple[str, ...]

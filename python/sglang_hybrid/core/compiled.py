@@ -37,4 +37,7 @@ def form(package: Path) -> str:
 
 
 def _newer(source: Path, extension: Path) -> bool:
-    return source.stat().st_mtime_ns > extension.stat().st_mtime_ns
+    try:
+        return source.stat().st_mtime_ns > extension.stat().st_mtime_ns
+    except FileNotFoundError:  # another process found the same, and removes it
+        return True

@@ -29,6 +29,11 @@ def admit(composer: Composer, original: Callable[..., Any], adder: Any, req: Any
         begun = _begin(composer, prompt, req, adder)
     if not begun:
         return AddReqResult.OTHER
+    has_chunked = kwargs["has_chunked_req"] if "has_chunked_req" in kwargs else args[0]
+    if (has_chunked or adder.new_chunked_req is not None) and not _ends(prompt, req):
+        # SGLang has one prompt in chunks at a time: of two it forgets one, and answers it from its first chunk.
+        prompt.revoke(composer.index)
+        return AddReqResult.OTHER
     result, admitted = _offer(composer, prompt, req, adder, lambda: original(adder, req, *args, **kwargs))
     return adder.budget_state() if admitted else result
 
@@ -67,7 +72,7 @@ def _offer(
     made = prompt.open
     assert made is not None
     chunk, inputs, limit = adder.rem_chunk_tokens, adder.rem_input_tokens, adder.chunked_req_limit
-    whole, before = made.end >= len(req.full_untruncated_fill_ids), len(adder.can_run_list)
+    whole, before = _ends(prompt, req), len(adder.can_run_list)
     if chunk is not None:
         adder.rem_chunk_tokens = _ALL if whole else made.end - made.start
         adder.chunked_req_limit = None
@@ -78,13 +83,20 @@ def _offer(
         admitted = len(adder.can_run_list) > before
         if admitted:
             run = _followed(composer, prompt, req).run_tokens
+            whole = _ends(prompt, req)
             # SGLang has one prompt in chunks at a time, and relies on it to use up the pass: nobody may begin behind.
-            rest = None if chunk is None else chunk - run if whole else 0
+            # So what is left is in whole pages, of which the next one may use up all.
+            rest = None if chunk is None else chunk - adder.ceil_paged_tokens(run) if whole else 0
     finally:
         adder.rem_chunk_tokens, adder.rem_input_tokens, adder.chunked_req_limit = rest, inputs - run, limit
     if not admitted:
         prompt.revoke(composer.index)
     return result, admitted
+
+
+def _ends(prompt: SegmentedPrompt, req: Any) -> bool:
+    """Whether the open pass of `prompt` is its last."""
+    return prompt.open is not None and prompt.open.end >= len(req.full_untruncated_fill_ids)
 
 
 def _followed(composer: Composer, prompt: SegmentedPrompt, req: Any) -> Pass:
