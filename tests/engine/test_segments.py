@@ -15,6 +15,7 @@ from tests.engine.composition import Composition
 from tests.engine.support import Client, Prompt, eventually
 
 ON = ("--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.2")
+ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.03")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
 LOGPROB_ERROR = 2e-4
 """Between two float32 implementations; a wrong state, window or rotation is off by hundredths and more."""
@@ -26,6 +27,8 @@ CONFIGURATIONS = [
                  marks=pytest.mark.slow),
     pytest.param("reader-mamba2", ("--chunked-prefill-size", "256"), id="mamba2-chunks", marks=pytest.mark.slow),
     pytest.param("reader-gdn", ("--hybrid-cpu-event-loop", "overlap"), id="gdn-overlap", marks=pytest.mark.slow),
+    pytest.param("reader-gdn", ELASTIC, id="gdn-elastic"),
+    pytest.param("reader-mamba2", (*NO_BUFFER, *ELASTIC), id="mamba2-elastic", marks=pytest.mark.slow),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,26 +20,31 @@ pytestmark = pytest.mark.slow
 
 LENGTHS = (64, 97, 131, 150, 203, 260)
 
-SHORT = (
-    "--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.003",
-    "--max-total-tokens", "4096", "--max-mamba-cache-size", "24", "--max-running-requests", "6",
+COMMON = (
+    "--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--max-running-requests", "6",
     "--chunked-prefill-size", "384",
 )  # fmt: skip
+SHORT = (*COMMON, "--hybrid-segment-memory-gb", "0.003", "--max-total-tokens", "4096", "--max-mamba-cache-size", "24")
+ELASTIC = (*COMMON, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--hybrid-memory-idle-s", "0.5",
+           "--enable-metrics")  # fmt: skip
+NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
 
 
 @pytest.mark.parametrize(
     ("preset", "flags"),
     [
-        ("reader-gdn", ()),
-        ("reader-gdn", ("--page-size", "64")),
-        ("reader-mamba2", ("--mamba-radix-cache-strategy", "no_buffer")),
+        ("reader-gdn", SHORT),
+        ("reader-gdn", (*SHORT, "--page-size", "64")),
+        ("reader-mamba2", (*SHORT, *NO_BUFFER)),
+        ("reader-gdn", ELASTIC),
+        ("reader-mamba2", (*ELASTIC, *NO_BUFFER)),
     ],
-    ids=["gdn", "gdn-pages", "mamba2"],
+    ids=["gdn", "gdn-pages", "mamba2", "gdn-elastic", "mamba2-elastic"],
 )
 def test_every_answer_is_right_and_everything_comes_back(
     serve: Callable[..., Client], preset: str, flags: tuple[str, ...]
 ) -> None:
-    asker = Asker(serve(preset, *SHORT, *flags), Composition(preset), seed=21)
+    asker = Asker(serve(preset, *flags), Composition(preset), seed=21)
     documents = [asker.tokens(n) for n in LENGTHS] + [asker.tokens(n) for n in LENGTHS]
     asked: list[tuple[Prompt, list[Range]]] = []
     for number in range(60):
@@ -68,6 +74,39 @@ def test_every_answer_is_right_and_everything_comes_back(
     # Nothing is held any more: documents that nobody has seen are kept at once, as many as there is room for.
     asker.client.flush()
     assert eventually(lambda: made(asker) > 200)
+
+
+def figure(client: Client, name: str, kind: str = "") -> float:
+    """A figure of elastic memory."""
+    label = f'kind="{kind}"' if kind else ""
+    found = re.search(rf"^sglang:elastic_memory_{name}{{[^}}]*{label}[^}}]*}} (\S+)$", client.get("/metrics"), re.M)
+    assert found is not None, f"{name} {kind} is not among the metrics"
+    return float(found[1])
+
+
+def test_segments_grow_over_the_budget_and_shrink_for_long_prompts(serve: Callable[..., Client]) -> None:
+    asker = Asker(serve("reader-gdn", *ELASTIC), Composition("reader-gdn"), seed=23)
+    client = asker.client
+    client.flush()
+    budget = figure(client, "granules_budget")
+    used = lambda: figure(client, "granules_used", "segment")  # noqa: E731
+    documents = [asker.tokens(250) for _ in range(24)]
+    for document in documents:
+        prompt, segments = asker.prompt([document], 5)
+        asker.check(prompt, asker.ask(prompt, segments), segments)
+    assert eventually(lambda: used() > 0.4 * budget), "more than a share of them would have been"
+    grown = used()
+    found = re.search(r"max_total_num_tokens=(\d+)", client.server.log.read_text())
+    assert found is not None
+    for _ in range(3):
+        prompt = asker.tokens(int(found[1]) * 3 // 4)
+        asker.check(prompt, asker.ask(prompt), [])
+    assert eventually(lambda: used() < 0.7 * grown)
+    prompt, segments = asker.prompt([documents[0], documents[-1]], 7)
+    asker.check(prompt, asker.ask(prompt, segments), segments)
+    client.flush()
+    assert eventually(lambda: used() < 0.05 * budget), "a block is pinned"
+    assert eventually(lambda: figure(client, "granules_resident") == figure(client, "granules_pinned"))
 
 
 def judge(asker: Asker, prompt: Prompt, answer: dict[str, Any], segments: Sequence[Range]) -> None:

@@ -39,8 +39,6 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         raise _refusal("composed prompts live in our cache", f"--hybrid-backend {config.backend}")
     if compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"they were run with SGLang {compat.PRIMARY} only", compat.engine_version())
-    if config.memory == "elastic":
-        raise _refusal("a budget shared with them was not run under load yet", "--hybrid-memory elastic")
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
             raise _refusal(reason, "--" + name.replace("_", "-"))
@@ -50,6 +48,8 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
                 "of several ranks, only tensor-parallel ones agree about entries",
                 f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
+    if config.memory == "elastic" and (getattr(namespace, "tp_size", 1) or 1) > 1:
+        raise _refusal("with --hybrid-memory elastic they were run on one rank only", f"--tp-size {namespace.tp_size}")
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD transfers what one pass computed", f"--disaggregation-mode {namespace.disaggregation_mode}")
     if namespace.kv_cache_dtype not in _DTYPES:
