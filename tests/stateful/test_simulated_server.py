@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.memory.claims import BOTH
-from sglang_hybrid.memory.sizing import Kinds, Sizing
+from sglang_hybrid.memory.sizing import KV, STATE, Kinds, Sizing
 from sglang_hybrid.prefix.policies import POLICIES, served
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import as_tokens
@@ -89,7 +88,7 @@ class ServerMachine(RuleBasedStateMachine):
         server = self.server
         server.check()
         if isinstance(server, ElasticServer):
-            while server.claims.evict_one(BOTH):
+            while server.claims.evict_one((KV, STATE)):
                 pass
             holdings = server.claims.holdings
             holdings.release_held()
