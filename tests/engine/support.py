@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -95,6 +96,15 @@ class Client:
     def generate_all(self, prompts: Sequence[Prompt], tokens: int = 8, at_once: int = 8) -> list[tuple[Prompt, int]]:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda prompt: self.generate(prompt, tokens), prompts))
+
+
+def elastic_metric(client: Client, name: str, kind: str = "") -> float:
+    """A figure of elastic memory, of one `kind` of pool or call where it has several."""
+    label = f'kind="{kind}"' if kind else ""
+    pattern = rf"^sglang:elastic_memory_{name}(?:_total)?{{[^}}]*{label}[^}}]*}} (\S+)$"
+    found = re.search(pattern, client.get("/metrics"), re.MULTILINE)
+    assert found is not None, f"{name} {kind} is not among the metrics"
+    return float(found[1])
 
 
 class Reference:

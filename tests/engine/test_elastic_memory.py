@@ -21,7 +21,7 @@ from sglang_hybrid.engine.series import MISS_TOKENS
 from sglang_hybrid.prefix.misses import REASONS
 from tests.engine.prompts import words
 from tests.engine.smaps import unforked_bytes
-from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, eventually
+from tests.engine.support import PATIENCE_S, Client, Prompt, Reference, elastic_metric, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -55,12 +55,7 @@ class Elastic(Client):
             (self.faults / fault).unlink()
 
     def metric(self, name: str, kind: str = "") -> float:
-        text = self.get("/metrics")
-        label = f'kind="{kind}"' if kind else ""
-        pattern = rf"^sglang:elastic_memory_{name}(?:_total)?{{[^}}]*{label}[^}}]*}} (\S+)$"
-        found = re.search(pattern, text, re.MULTILINE)
-        assert found is not None, f"{name} {kind} is not among the metrics"
-        return float(found[1])
+        return elastic_metric(self, name, kind)
 
     def used(self) -> float:
         return self.metric("granules_used", "kv") + self.metric("granules_used", "state")

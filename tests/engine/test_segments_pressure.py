@@ -13,7 +13,7 @@ import pytest
 
 from sglang_hybrid.segment.geometry import Range
 from tests.engine.composition import Composition
-from tests.engine.support import Client, Prompt, eventually
+from tests.engine.support import Client, Prompt, elastic_metric, eventually
 from tests.engine.test_segments import LOGPROB_ERROR, Asker, said
 
 pytestmark = pytest.mark.slow
@@ -76,20 +76,15 @@ def test_every_answer_is_right_and_everything_comes_back(
     assert eventually(lambda: made(asker) > 200)
 
 
-def figure(client: Client, name: str, kind: str = "") -> float:
-    """A figure of elastic memory."""
-    label = f'kind="{kind}"' if kind else ""
-    found = re.search(rf"^sglang:elastic_memory_{name}{{[^}}]*{label}[^}}]*}} (\S+)$", client.get("/metrics"), re.M)
-    assert found is not None, f"{name} {kind} is not among the metrics"
-    return float(found[1])
-
-
 def test_segments_grow_over_the_budget_and_shrink_for_long_prompts(serve: Callable[..., Client]) -> None:
     asker = Asker(serve("reader-gdn", *ELASTIC), Composition("reader-gdn"), seed=23)
     client = asker.client
     client.flush()
-    budget = figure(client, "granules_budget")
-    used = lambda: figure(client, "granules_used", "segment")  # noqa: E731
+    budget = elastic_metric(client, "granules_budget")
+
+    def used() -> float:
+        return elastic_metric(client, "granules_used", "segment")
+
     documents = [asker.tokens(250) for _ in range(24)]
     for document in documents:
         prompt, segments = asker.prompt([document], 5)
@@ -106,7 +101,7 @@ def test_segments_grow_over_the_budget_and_shrink_for_long_prompts(serve: Callab
     asker.check(prompt, asker.ask(prompt, segments), segments)
     client.flush()
     assert eventually(lambda: used() < 0.05 * budget), "a block is pinned"
-    assert eventually(lambda: figure(client, "granules_resident") == figure(client, "granules_pinned"))
+    assert eventually(lambda: elastic_metric(client, "granules_resident") == elastic_metric(client, "granules_pinned"))
 
 
 def judge(asker: Asker, prompt: Prompt, answer: dict[str, Any], segments: Sequence[Range]) -> None:

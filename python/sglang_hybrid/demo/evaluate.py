@@ -45,6 +45,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     folder, file = weights.FOLDER, None
     content: dict[str, Any] = {"model": options.model}
+    here = head()
     if options.checkpoint:
         trained = checkpoint.load(options.checkpoint)
         if trained["model"] != options.model:
@@ -59,7 +60,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             "note": options.note or "nothing else said",
             "trainings": [
                 *trained["before"],
-                {"seed": trained["seed"], "steps": trained["step"], "commit": head()["commit"], "sha256": digest},
+                {"seed": trained["seed"], "steps": trained["step"], "commit": here["commit"], "sha256": digest},
             ],
         }
     else:
@@ -68,7 +69,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     content |= {
         "parameters": sum(weight.numel() for weight in network.parameters()),
         "pieces": network.model.embed_tokens.weight.shape[0],
-        "head": head(),
+        "head": here,
         "evaluations": [],
     }
     for length in map(int, options.lengths.split(",")):

@@ -61,8 +61,8 @@ class Training:
         models.initialise(self.network, torch.Generator().manual_seed(plan.seed))
         self.network.to(plan.device)
         self.optimizers = optimizers(self.network, self.team)
-        self.low = plan.device != "cpu" or torch.cpu._is_avx512_bf16_supported()
-        """Multiply matrices in bfloat16: what does so faster than in float32."""
+        self.in_bfloat16 = plan.device != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        """Whether matrices are multiplied in it: where that is faster than in float32."""
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.passed = Passed()
 
@@ -117,7 +117,7 @@ class Training:
         size = drawn.tokens * self.plan.scale // PARTS
         batch = examples.batch(rng, size, drawn)
         read, keep, targets, weights = (tensor.to(self.plan.device) for tensor in batch)
-        with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.low):
+        with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.in_bfloat16):
             logits = self.network(read, keep)
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum()

@@ -94,11 +94,13 @@ class ElasticMemory(Claims, Memory):
                 return False
             self._clear_for(_pages(tokens + new, adder.page_size), req)
         if self.tier is not None and _restores(req):
-            if self._admit(self._first_pages(adder, tokens, req.host_hit_length), self.states_needed(req), req):
+            restored = int(req.host_hit_length)
+            pages = _pages(restored + _chunk(adder, tokens - restored), adder.page_size)
+            if self._hold(pages, self.states_needed(req), req):
                 return True
+            self._counts["memory_waits"] += 1
             self.tier.give_up(req)
-        chunk = tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
-        return self._grant(adder, req, tokens, chunk, self.states_needed(req))
+        return self._grant(adder, req, tokens, _chunk(adder, tokens), self.states_needed(req))
 
     def _grant(self, adder: Any, req: Any, tokens: int, chunk: int, states: int) -> bool:
         """Hold KV for the next pass of `req`, which has `tokens` left and runs a `chunk`.
@@ -107,20 +109,12 @@ class ElasticMemory(Claims, Memory):
         """
         prompt = None if self._composer is None else self._composer.prompt(req)
         reach = chunk if prompt is None else min(tokens, prompt.reach(len(req.prefix_indices), chunk))
-        for tokens in dict.fromkeys((reach, chunk)):
-            if self._hold(_pages(tokens, adder.page_size), states, req):
-                self.granted_tokens = tokens
+        for granted in dict.fromkeys((reach, chunk)):
+            if self._hold(_pages(granted, adder.page_size), states, req):
+                self.granted_tokens = granted
                 return True
         self._counts["memory_waits"] += 1
         return False
-
-    @staticmethod
-    def _first_pages(adder: Any, tokens: int, restored: int) -> int:
-        """Pages of a first pass: `restored` of the `tokens` are loaded back, a chunk of the rest computed."""
-        chunk = tokens - restored
-        if adder.rem_chunk_tokens is not None:
-            chunk = min(chunk, max(0, adder.rem_chunk_tokens))
-        return _pages(restored + chunk, adder.page_size)
 
     @contextmanager
     def restoring(self, req: Any, page_size: int) -> Iterator[None]:
@@ -171,12 +165,6 @@ class ElasticMemory(Claims, Memory):
             if backed is not None:
                 cache.dec_host_lock_ref(req.best_match_node, backed.to_dec_params())
             cache.dec_lock_ref(req.last_node, locked.to_dec_params())
-
-    def _admit(self, pages: int, states: int, req: Any) -> bool:
-        """The same; who gets nothing waits."""
-        held = self._hold(pages, states, req)
-        self._counts["memory_waits"] += not held
-        return held
 
     def _hold(self, pages: int, states: int, req: Any) -> bool:
         """Hold what one more request of this pass needs, all of it or nothing."""
@@ -319,6 +307,11 @@ def memory_of(cache: Any) -> ElasticMemory:
 def _restores(req: Any) -> bool:
     """Whether the match of `req` reaches into the host tier."""
     return bool(getattr(req, "host_hit_length", 0) or getattr(req, "mamba_host_hit_length", 0))
+
+
+def _chunk(adder: Any, tokens: int) -> int:
+    """How many of a new request's `tokens` its first pass computes."""
+    return tokens if adder.rem_chunk_tokens is None else min(tokens, max(0, adder.rem_chunk_tokens))
 
 
 def _pages(tokens: int, page_size: int) -> int:

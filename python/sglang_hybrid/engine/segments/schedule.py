@@ -19,7 +19,15 @@ _ALL = 1 << 40
 """More tokens than any pass has."""
 
 
-def admit(composer: Composer, original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+def admit(
+    composer: Composer,
+    original: Callable[..., Any],
+    adder: Any,
+    req: Any,
+    has_chunked_req: bool,
+    *rest: Any,
+    **named: Any,
+) -> Any:
     """PrefillAdder.add_one_req for a request that marks segments."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
@@ -29,12 +37,13 @@ def admit(composer: Composer, original: Callable[..., Any], adder: Any, req: Any
         begun = _begin(composer, prompt, req, adder)
     if not begun:
         return AddReqResult.OTHER
-    has_chunked = kwargs["has_chunked_req"] if "has_chunked_req" in kwargs else args[0]
-    if (has_chunked or adder.new_chunked_req is not None) and not _ends(prompt, req):
+    if (has_chunked_req or adder.new_chunked_req is not None) and not _ends(prompt, req):
         # SGLang has one prompt in chunks at a time: of two it forgets one, and answers it from its first chunk.
         prompt.revoke(composer.index)
         return AddReqResult.OTHER
-    result, admitted = _offer(composer, prompt, req, adder, lambda: original(adder, req, *args, **kwargs))
+    result, admitted = _offer(
+        composer, prompt, req, adder, lambda: original(adder, req, has_chunked_req, *rest, **named)
+    )
     return adder.budget_state() if admitted else result
 
 

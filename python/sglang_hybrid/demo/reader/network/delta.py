@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_hybrid.demo.reader.network.layers import Norm, Recurrence, ShortConvolution, exactly
+from sglang_hybrid.demo.reader.network.layers import Norm, Recurrence, ShortConvolution, in_float32
 
 CHUNK = 16
 
@@ -82,7 +82,7 @@ class DeltaLayer(nn.Module):
         q, k = unit(q) * self.head**-0.5, unit(k)
         g = -self.A_log.exp() * F.softplus(self.in_proj_a(x) + self.dt_bias)
         beta = self.in_proj_b(x).sigmoid()
-        y = exactly(self.recurrence, q, k, v, g.transpose(1, 2), beta.transpose(1, 2)).transpose(1, 2)
+        y = in_float32(self.recurrence, q, k, v, g.transpose(1, 2), beta.transpose(1, 2)).transpose(1, 2)
         z = self.in_proj_z(x).view(batch, tokens, self.heads, self.head)
         return self.out_proj((self.norm(y) * F.silu(z)).reshape(batch, tokens, -1))
 

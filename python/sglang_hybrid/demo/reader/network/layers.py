@@ -81,7 +81,7 @@ class Attention(nn.Module):
         return self.o_proj(y.reshape(batch, tokens, -1))
 
 
-def exactly(recurrence: Recurrence, *inputs: Tensor) -> Tensor:
+def in_float32(recurrence: Recurrence, *inputs: Tensor) -> Tensor:
     """Outputs of `recurrence` in float32, whatever the matrices around it are multiplied in."""
     with torch.autocast(inputs[0].device.type, enabled=False):
         return recurrence(*(each.float() for each in inputs))[0]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_hybrid.demo.reader.network.layers import Recurrence, ShortConvolution, exactly
+from sglang_hybrid.demo.reader.network.layers import Recurrence, ShortConvolution, in_float32
 
 CHUNK = 16
 
@@ -70,6 +70,9 @@ class SsdLayer(nn.Module):
         value = value.view(batch, tokens, self.heads, -1).transpose(1, 2)
         step = F.softplus(step + self.dt_bias).transpose(1, 2)
         g = -self.A_log.exp()[:, None] * step
-        y = exactly(self.recurrence, value * step[..., None], b[:, None], c[:, None], g) + value * self.D[:, None, None]
+        y = (
+            in_float32(self.recurrence, value * step[..., None], b[:, None], c[:, None], g)
+            + value * self.D[:, None, None]
+        )
         y = y.transpose(1, 2).reshape(batch, tokens, -1)
         return self.out_proj(y * F.silu(gate))
