@@ -20,8 +20,7 @@ SHORT = Curriculum((Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),), co
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(training, "FIRST", SHORT)
-    monkeypatch.setattr(training, "FURTHER", SHORT)
+    monkeypatch.setattr(training, "CURRICULA", (SHORT,))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

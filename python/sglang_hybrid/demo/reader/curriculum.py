@@ -92,3 +92,20 @@ FURTHER = Curriculum(
     cool_down=0.6,
 )
 """Of a training that goes on from weights that read short rows."""
+
+LONG = Curriculum(
+    (
+        Stage(
+            1.01,
+            ((512, 0.1), (1024, 0.1), (2048, 0.25), (4096, 0.3), (8192, 0.25)),
+            (0.4, 0.85),
+            (0.1, 1.0),
+            8192,
+        ),
+    ),
+    cool_down=0.8,
+)
+"""Of every training after that: rows as long as a prompt of eight documents with their filler."""
+
+CURRICULA = (FIRST, FURTHER, LONG)
+"""By how many trainings came before."""

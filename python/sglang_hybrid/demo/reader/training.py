@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo.reader import checkpoint, evaluation, examples, tokens, weights
-from sglang_hybrid.demo.reader.curriculum import FIRST, FURTHER, PARTS, Curriculum, Drawn
+from sglang_hybrid.demo.reader.curriculum import CURRICULA, PARTS, Curriculum, Drawn
 from sglang_hybrid.demo.reader.names import HELD, TRAIN
 from sglang_hybrid.demo.reader.network import models
 from sglang_hybrid.demo.reader.optimizer import optimizers
@@ -72,7 +72,7 @@ class Training:
 
     @property
     def curriculum(self) -> Curriculum:
-        return FURTHER if self.passed.before else FIRST
+        return CURRICULA[min(len(self.passed.before), len(CURRICULA) - 1)]
 
     def run(self, say: Callable[[str], None]) -> None:
         """Train to the end of the plan, saying how it goes; the first process of a team evaluates and saves."""
