@@ -73,11 +73,12 @@ class Exact(SegmentCache):
 
     pays = 0.0
 
-    def _way(self, prompt: SegmentedPrompt, request: TraceRequest) -> int:
-        number, plain = super()._way(prompt, request), self._cached(prompt.ids, request)
+    def _way(self, prompt: SegmentedPrompt, request: TraceRequest) -> frozenset[int]:
+        plain = super()._way(prompt, request)
         self._shared: list[int] = []
-        if number != prompt.first_behind(plain):
-            return number
+        number = prompt.first_behind(self._cached(prompt.ids, request).tokens)
+        if plain != frozenset(range(number)):
+            return plain
         for each in prompt.segments[number:]:
             before = self.identity.key(prompt.ids[: each.range[1]])
             mark = self.index.sight(before, self._elapsed.look(request.ts))
@@ -85,7 +86,7 @@ class Exact(SegmentCache):
             if not mark.hits or mark.hits * seams < self.pays * (each.interior[1] - each.interior[0]):
                 break
             self._shared.append(each.range[1])
-        return number + len(self._shared)
+        return frozenset(range(number + len(self._shared)))
 
     def _boundaries(self, prompt: SegmentedPrompt, request: TraceRequest) -> tuple[int, ...]:
         return tuple(sorted({*request.boundaries, *self._shared}))

@@ -70,7 +70,7 @@ class SegmentMachine(RuleBasedStateMachine):
         ids += range(500, 500 + question)
         prompt = a_prompt(ids, ranges, self.seams, namespace)
         start = int(cached * (len(ids) - 1)) // self.page * self.page if cached > 0.5 else 0
-        prompt.compose_from(prompt.first_behind(start))
+        prompt.compose(range(prompt.first_behind(start)))
         request = Asked(prompt, Played(prompt.ids, self.memory), start)
         request.played.resume(start)
         self.requests.append(request)

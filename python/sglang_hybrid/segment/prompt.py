@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.prefix.tree.mark import Mark
@@ -22,8 +24,7 @@ SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_inelig
 class Segment:
     """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
     to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
-    not. `coded`: its codes stand in the prompt's key, also where it turns out to be computed as plain text. A next turn
-    cannot know which segments found room, and what is exact may serve where less was promised.
+    not. `coded`: its codes stand in the prompt's key, for what lies there and behind is composed.
     """
 
     range: Range
@@ -39,6 +40,17 @@ class Segment:
     @property
     def tokens(self) -> int:
         return self.range[1] - self.range[0]
+
+
+class Cached(NamedTuple):
+    """What is cached along a key: a prompt can go on behind `tokens`; of `known`, no fewer, there is KV."""
+
+    tokens: int
+    known: int
+
+
+_VAIN = 4
+"""Ways that are looked at one after the other and of which nothing more is cached, before the search is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +102,12 @@ class SegmentedPrompt:
             each.able = each.composed = each.coded = False
             each.reason = INELIGIBLE
 
-    def keyed(self, ids: array[int], number: int | None = None) -> array[int]:
-        """`ids` of the prompt and what follows, as the prefix tree keys them; `number`: as if composed from there."""
+    def keyed(self, ids: array[int], plain: frozenset[int] | None = None) -> array[int]:
+        """`ids` of the prompt and what follows, as the prefix tree keys them; as if `plain` were not composed."""
         found: array[int] | None = None
         for n, each in enumerate(self.segments):
             at = each.interior[0]
-            if at < len(ids) and (each.coded if number is None else each.able and n >= number):
+            if at < len(ids) and (each.coded if plain is None else each.able and n not in plain):
                 found = ids[:] if found is None else found
                 found[at : at + CODES] = codes(each.key)[: len(ids) - at]
         return ids if found is None else found
@@ -104,10 +116,10 @@ class SegmentedPrompt:
         """The number of the first segment that ends behind `position`, their count if none does."""
         return next((n for n, each in enumerate(self.segments) if each.range[1] > position), len(self.segments))
 
-    def run_tokens(self, number: int, start: int, index: SegmentIndex) -> int:
-        """Tokens to be run from `start` on, if segments from `number` on are composed and nothing is made."""
+    def run_tokens(self, start: int, index: SegmentIndex) -> int:
+        """Tokens to be run from `start` on, if what begins behind it is composed and nothing is made."""
         saved = 0
-        for each in self.segments[number:]:
+        for each in self.segments:
             if each.able and each.interior[0] >= start and index.find(each.key) is not None:
                 saved += each.interior[1] - each.interior[0]
         return len(self.ids) - start - saved
@@ -143,23 +155,46 @@ class SegmentedPrompt:
             if each.composed or each.reason:
                 yield max(start, each.range[0]), each.range[1], each
 
-    def way(self, ids: array[int], cached: Callable[[array[int]], int], index: SegmentIndex) -> int:
-        """From which segment on composing leaves the fewest tokens to run: its number, for `compose_from`.
+    def way(self, ids: array[int], cached: Callable[[array[int]], Cached], index: SegmentIndex) -> frozenset[int]:
+        """The segments to take for plain text so that the fewest tokens are run: their numbers, for `compose`.
 
-        Of ways that are alike the one of which most is cached, then the one that makes most entries. `ids` are those of
-        the prompt that may be found cached, `cached(key)` says how many are along a key.
+        What is cached of `ids`, those of the prompt that may be found, `cached` says along a key. Earlier requests have
+        composed a segment or computed it, so there are paths of both kinds: all composed and all plain are looked at,
+        then the other kind at each segment that a path came to, deepest first. Of ways that are alike the one of which
+        most is cached is taken, then the one that composes most.
         """
-        plain = cached(ids)
-        first, ways = self.first_behind(plain), dict[int, int]()
-        for number in {0, first, min(first + 1, len(self.segments))}:
-            key = self.keyed(ids, number)
-            ways[number] = plain if key is ids else cached(key)
-        return min(ways, key=lambda number: (self.run_tokens(number, ways[number], index), -ways[number], number))
+        able = [n for n, each in enumerate(self.segments) if each.able and each.interior[0] < len(ids)]
+        seen: dict[frozenset[int], Cached] = {}
+        turns: list[tuple[int, list[int]]] = []  # -n, and who is plain if the way is another one at segment n
 
-    def compose_from(self, number: int) -> None:
-        """Segments before `number` are plain text, the others are composed. Before the first pass is decided on."""
+        def look(plain: frozenset[int], turn: int) -> bool:
+            """Whether something is cached behind where the way begins to differ, in the segment `turn`."""
+            seen[plain] = found = cached(self.keyed(ids, plain))
+            for n in able if turn < 0 or found.known > self.segments[turn].interior[0] else ():
+                if n > turn:
+                    heappush(turns, (-n, [*(each for each in able if each < n and each in plain), *({n} - plain)]))
+                if self.segments[n].interior[0] >= found.known:
+                    return True
+            return turn < 0 or found.known > self.segments[turn].interior[0]
+
+        for plain in dict.fromkeys((frozenset[int](), frozenset(able))):
+            look(plain, -1)
+        vain = 0
+        while turns and vain < _VAIN:
+            turn, numbers = heappop(turns)
+            if (plain := frozenset(numbers)) not in seen:
+                vain = 0 if look(plain, -turn) else vain + 1
+        ways = ((found.tokens, self._plain_before(found.tokens, plain)) for plain, found in seen.items())
+        return min(ways, key=lambda each: (self.run_tokens(each[0], index), -each[0], len(each[1]), sorted(each[1])))[1]
+
+    def _plain_before(self, start: int, plain: frozenset[int]) -> frozenset[int]:
+        """Those of `plain` that begin before `start`."""
+        return frozenset(n for n in plain if self.segments[n].interior[0] < start)
+
+    def compose(self, plain: Collection[int] = ()) -> None:
+        """The segments `plain` are plain text, the others are composed. Before the first pass is decided on."""
         for n, each in enumerate(self.segments):
-            each.composed = each.coded = each.able and n >= number
+            each.composed = each.coded = each.able and n not in plain
 
     @property
     def open(self) -> Pass | None:
@@ -230,7 +265,7 @@ class SegmentedPrompt:
             each.reason = EVICTED if mark.evicted else COLD
             entry = index.admit(each.key, each.interior[1] - each.interior[0], mark, now)
             if entry is None:
-                each.composed, each.reason = False, REFUSED
+                each.composed, each.coded, each.reason = False, False, REFUSED
             else:
                 self._cold.append(Cold(entry, *each.range, each.interior))
                 cold = each.tokens
@@ -277,7 +312,7 @@ class SegmentedPrompt:
             self._cold.remove(its)
             index.abandon(its.entry)
         self._let_go(segment, index)
-        segment.decided, segment.composed, segment.reason = False, True, ""
+        segment.decided, segment.composed, segment.coded, segment.reason = False, True, True, ""
         self._new.remove(segment)
 
     def end(self, index: SegmentIndex) -> None:
@@ -313,4 +348,4 @@ def _price(each: Segment, page: int, total: int) -> int:
 
 def _set_plain(each: Segment, reason: str) -> None:
     """`each` is computed like plain text for this request, whatever becomes of the pass."""
-    each.composed, each.decided, each.reason = False, True, reason
+    each.composed, each.coded, each.decided, each.reason = False, False, True, reason

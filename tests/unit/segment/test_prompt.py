@@ -9,7 +9,7 @@ import pytest
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
-from sglang_hybrid.segment.keys import CODES, Identity, codes
+from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.passes import Cold, Copy, Pass, Row
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
 from tests.unit.segment.played import a_prompt, an_index
@@ -122,7 +122,7 @@ def test_a_segment_that_never_found_room_is_refused() -> None:
     made = run(prompt, index)
     assert (made.cold, made.rows, made.composed) == ((), (Row(0, 110),), False)
     assert prompt.misses(0, index) == {"segment_refused": 100}
-    assert prompt.keyed(prompt.ids)[8 : 8 + CODES] == codes(prompt.segments[0].key), "a next turn cannot know that"
+    assert prompt.keyed(prompt.ids) is prompt.ids, "it is exact"
     assert index.counts.refused == 1
 
 
@@ -306,47 +306,6 @@ def test_one_that_is_dropped_while_it_is_made_serves_its_own_request() -> None:
     prompt.end(index)
     assert index.blocks.free_blocks == index.blocks.count
     assert len(index) == 0
-
-
-def test_composed_text_is_another_key_from_its_interior_on() -> None:
-    prompt = two()
-    one, other = (each.key for each in prompt.segments)
-    keyed = prompt.keyed(prompt.ids)
-    assert [at for at in range(230) if keyed[at] != prompt.ids[at]] == [28, 29, 30, 128, 129, 130]
-    assert (keyed[28:31], keyed[128:131]) == (codes(one), codes(other))
-    assert prompt.ids[28] == A[8], "the prompt's own ids stay"
-    assert prompt.keyed(prompt.ids[:28]) == prompt.ids[:28]
-    for cut in (29, 30, 31, 40):
-        assert prompt.keyed(prompt.ids[:cut]) == keyed[:cut], "a part of a key is the key of a part"
-    assert prompt.keyed(prompt.ids + array("q", [7])) == keyed + array("q", [7]), "the answer hangs below it"
-    assert prompt.keyed(prompt.ids, 1)[28] == A[8]
-    assert prompt.keyed(prompt.ids, 1)[128:131] == codes(other)
-    assert prompt.keyed(prompt.ids, 2) is prompt.ids
-    prompt.compose_from(1)
-    assert prompt.keyed(prompt.ids) == prompt.keyed(prompt.ids, 1)
-    assert two(namespace="tenant").keyed(prompt.ids) != keyed, "tenants share nothing"
-
-
-def test_the_cheapest_way_is_taken() -> None:
-    index, prompt = an_index(), two()
-
-    def way(cached: dict[int, int]) -> int:
-        """`cached`: tokens that are cached with the segments from a number on composed; 2: as plain text."""
-        keys = {prompt.keyed(prompt.ids, number).tobytes(): number for number in range(3)}
-        return prompt.way(prompt.ids, lambda ids: cached[keys[ids.tobytes()]], index)
-
-    nothing = {0: 0, 1: 0, 2: 0}
-    assert way(nothing) == 0, "nothing is there: all are made, for others to come"
-    assert way(nothing | {2: 20}) == 0
-    assert way({0: 0, 1: 120, 2: 120}) == 1, "the first is cached as plain text"
-    run(two(), index)
-    assert way(nothing) == 0
-    assert way(nothing | {2: 20}) == 0, "the system prompt"
-    assert way({0: 0, 1: 120, 2: 120}) == 1, "the first is cached as plain text"
-    assert way({0: 228, 1: 120, 2: 120}) == 0, "a second turn over composed context"
-    assert way({0: 20, 1: 100, 2: 100}) == 0, "the rest of A and the seams of B are more than the seams of both"
-    assert way({0: 20, 1: 116, 2: 116}) == 1, "the rest of A is less than its seams"
-    assert way({0: 228, 1: 225, 2: 229}) == 2
 
 
 def test_names_tell_segments_where_tokens_do_not() -> None:

@@ -18,7 +18,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.leases import Leases
-from sglang_hybrid.segment.prompt import SegmentedPrompt
+from sglang_hybrid.segment.prompt import Cached, SegmentedPrompt
 
 if TYPE_CHECKING:
     from sglang_hybrid.engine.cache.memory import Memory
@@ -99,10 +99,11 @@ class Composer:
             prompt.restart(self.index)
             probe = dataclasses.replace(params, req=None, cow_mamba=False)
 
-            def cached(key: Any) -> int:
-                return len(match(_rekeyed(probe, key)).device_indices)
+            def cached(key: Any) -> Cached:
+                found = match(_rekeyed(probe, key))
+                return Cached(len(found.device_indices), found.full_kv_hit_length)
 
-            prompt.compose_from(prompt.way(ids, cached, self.index))
+            prompt.compose(prompt.way(ids, cached, self.index))
         return match(_rekeyed(params, prompt.keyed(ids)))
 
     def keyed(self, record: Tracked, ids: Any) -> Any:

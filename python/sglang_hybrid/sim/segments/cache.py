@@ -24,7 +24,7 @@ from sglang_hybrid.segment.index import Costs, SegmentIndex
 from sglang_hybrid.segment.keys import NO_TOKEN, Identity
 from sglang_hybrid.segment.order import ByValue, Order
 from sglang_hybrid.segment.passes import Pass
-from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
+from sglang_hybrid.segment.prompt import Cached, Limits, SegmentedPrompt
 from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.trace import TraceRequest
 
@@ -92,8 +92,8 @@ class SegmentCache(PrefixCache):
             flops = float(self.model.prefill_flops(request.n_input, start))
             return Served(start, 0, request.n_input - start, flops, 0, 0)
         prompt = prompt_of(request, self.seams, self.identity)
-        prompt.compose_from(self._way(prompt, request))
-        start = self._cached(prompt.keyed(prompt.ids), request)
+        prompt.compose(self._way(prompt, request))
+        start = self._cached(prompt.keyed(prompt.ids), request).tokens
         run, flops = self._run(prompt, start, request)
         whole = prompt.keyed(array("q", request.tokens.tolist()))
         boundaries = self._boundaries(prompt, request)
@@ -102,16 +102,19 @@ class SegmentCache(PrefixCache):
         kept = sum(each.range[1] <= start or (each.composed and not each.reason) for each in prompt.segments)
         return Served(start, prompt.reused_tokens, run, flops, len(prompt.segments), kept)
 
-    def _way(self, prompt: SegmentedPrompt, request: TraceRequest) -> int:
-        """From which segment on `prompt` is composed."""
+    def _way(self, prompt: SegmentedPrompt, request: TraceRequest) -> frozenset[int]:
+        """The segments of `prompt` that are plain text."""
         return prompt.way(prompt.ids, lambda key: self._cached(key, request), self.index)
 
     def _boundaries(self, prompt: SegmentedPrompt, request: TraceRequest) -> tuple[int, ...]:
         """Positions whose states are saved, beside those that the policy chooses."""
         return request.boundaries
 
-    def _cached(self, key: array[int], request: TraceRequest) -> int:
-        return self.lookup(self._tokens(key), request.ts)
+    def _cached(self, key: array[int], request: TraceRequest) -> Cached:
+        tokens = self._tokens(key)
+        self._elapsed.look(request.ts)
+        found = self.tree.match(tokens, max(0, tokens.size - 1))
+        return Cached(found.resume_tokens, max(found.resume_tokens, found.kv_tokens))
 
     def _run(self, prompt: SegmentedPrompt, start: int, request: TraceRequest) -> tuple[int, float]:
         """Run the passes of `prompt` from `start` on; tokens and FLOPs."""
