@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,38 @@ def test_a_child_is_a_copy_only_where_that_is_safe(tmp_path: Path, before: str, 
     assert said == f"{['a model'] if copied else []} True True set() True True", done.stderr
     assert (done.returncode, done.stderr) == (-9, "")
     assert eventually(lambda: gone(int(pid)))
+
+
+THREADS = """
+import multiprocessing, os
+from sglang_hybrid.core.process import announce_parent
+from sglang_hybrid.engine.launch import children
+
+children.keep_one_thread()
+import torch
+
+def work():
+    print(torch.get_num_threads(), flush=True)
+
+if __name__ == "__main__":
+    assert children.can_be_copied()
+    announce_parent()
+    children.copy_instead_of_spawn()
+    for said in ("1", "3,1", "nonsense"):
+        os.environ["OMP_NUM_THREADS"] = said
+        child = multiprocessing.Process(target=work)
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere children are spawned")
+def test_a_copy_computes_with_as_many_threads_as_were_asked_for(tmp_path: Path) -> None:
+    """Threads of two servers that wait for work while they spin take each other's cores."""
+    main = tmp_path / "launcher.py"
+    main.write_text(THREADS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, main], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.stdout.split() == ["1", "3", "2"], done.stderr

@@ -58,4 +58,12 @@ def _begin(bootstrap: Callable[..., int], **arguments: Any) -> int:
     stop.leave_to_parent()
     die_with_announced_parent()
     collect_as_usual()
+    _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
     return bootstrap(**arguments)
+
+
+def _use_threads(said: str) -> None:
+    """OpenMP reads that variable when PyTorch is imported, which was before it was set."""
+    first = said.partition(",")[0].strip()
+    if first.isdecimal() and int(first) and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(first))
