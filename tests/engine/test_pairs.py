@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +163,8 @@ def test_requests_that_would_end_a_server_are_refused(made: Cluster, role: str) 
     twice = {**short, **room, "bootstrap_room": 14, "stream": False}
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(direct, url, twice) for _ in range(2)]
-        if role == "prefill":  # nobody ever asks for it
-            with pytest.raises(TimeoutError):
-                asked[0].result(1)
+        if role == "prefill":  # one is refused, whichever came second; nobody ever asks for the other
+            assert wait(asked, 1).not_done
             assert len(generate(made, words(random.Random(8), 100))[0]) == 8
         statuses = sorted(each.result(PATIENCE_S)[0] for each in asked)
     assert statuses == [400, 500]

@@ -41,6 +41,14 @@ def test_only_a_kill_is_taken_for_lack_of_memory(
     assert ("memory" in caplog.text) == ("memory" in said)
 
 
+def test_a_command_of_a_child_that_starts_outlives_signals_to_the_group() -> None:
+    command = ["sh", "-c", "kill -TERM $$; echo it ends"]
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.check_output(command)
+    assert stop.unheard(subprocess.check_output, command, text=True) == "it ends\n"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
 def test_a_child_outlives_signals_to_the_group_and_can_repeat_them() -> None:
     """The worker's own handler, which comes later, sees what came before it; once."""
     script = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from types import FrameType
@@ -46,6 +46,12 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unheard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of a command that SGLang runs in a child that starts: no signal to the group ends it halfway."""
+    with held_back():
+        return original(*args, **kwargs)
 
 
 def leave_to_parent() -> None:
