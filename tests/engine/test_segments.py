@@ -78,7 +78,7 @@ class Asker:
         wanted = self.judge.logprobs(prompt, answer["output_ids"], composed)
         given = [each[0] for each in answer["meta_info"]["output_token_logprobs"]]
         worst = max(abs(a - b) for a, b in zip(given, wanted.tolist(), strict=True))
-        assert worst < LOGPROB_ERROR, (len(prompt), composed, answer["meta_info"])
+        assert worst < LOGPROB_ERROR, (len(prompt), composed, said(answer))
 
 
 def said(answer: dict[str, Any]) -> dict[str, int]:

@@ -88,7 +88,7 @@ def test_segments_grow_over_the_budget_and_shrink_for_long_prompts(serve: Callab
     documents = [asker.tokens(250) for _ in range(24)]
     for document in documents:
         prompt, segments = asker.prompt([document], 5)
-        asker.check(prompt, asker.ask(prompt, segments), segments)
+        judge(asker, prompt, asker.ask(prompt, segments), segments)  # what a slow machine cached may be worth more
     assert eventually(lambda: used() > 0.4 * budget), "more than a share of them would have been"
     grown = used()
     found = re.search(r"max_total_num_tokens=(\d+)", client.server.log.read_text())
@@ -98,7 +98,7 @@ def test_segments_grow_over_the_budget_and_shrink_for_long_prompts(serve: Callab
         asker.check(prompt, asker.ask(prompt), [])
     assert eventually(lambda: used() < 0.7 * grown)
     prompt, segments = asker.prompt([documents[0], documents[-1]], 7)
-    asker.check(prompt, asker.ask(prompt, segments), segments)
+    judge(asker, prompt, asker.ask(prompt, segments), segments)
     client.flush()
     assert eventually(lambda: used() < 0.05 * budget), "a block is pinned"
     assert eventually(lambda: elastic_metric(client, "granules_resident") == elastic_metric(client, "granules_pinned"))
