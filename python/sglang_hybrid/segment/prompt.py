@@ -23,8 +23,8 @@ SHORT, LONG, INELIGIBLE, SEAM = "segment_short", "segment_long", "segment_inelig
 @dataclass(eq=False, slots=True)
 class Segment:
     """A marked range of a prompt. `composed` says whether an entry stands for its interior, or will once a pass comes
-    to it; `decided` that one came. `entry` is what that pass relies on. `reason` says why it is computed, empty: it is
-    not. `coded`: its codes stand in the prompt's key, for what lies there and behind is composed.
+    to it: then its codes stand in the prompt's key. `decided` says that a pass came, `entry` is what that relies on.
+    `reason` says why it is computed, empty: it is not.
     """
 
     range: Range
@@ -32,7 +32,6 @@ class Segment:
     key: Key
     able: bool
     composed: bool
-    coded: bool
     reason: str = ""
     entry: Entry | None = None
     decided: bool = False
@@ -94,12 +93,12 @@ class SegmentedPrompt:
         able = high - low >= self.seams.least and interior[1] < len(self.ids)
         about = self.ids[low:high] if self.names is None else array("q", (self.names[number], high - low))
         key = self.identity.key(about, self.namespace)
-        return Segment(range_, interior, key, able, able, able, "" if able else SHORT)
+        return Segment(range_, interior, key, able, able, "" if able else SHORT)
 
     def forbid(self) -> None:
         """The request may reuse no segment."""
         for each in self.segments:
-            each.able = each.composed = each.coded = False
+            each.able = each.composed = False
             each.reason = INELIGIBLE
 
     def keyed(self, ids: array[int], plain: frozenset[int] | None = None) -> array[int]:
@@ -107,7 +106,7 @@ class SegmentedPrompt:
         found: array[int] | None = None
         for n, each in enumerate(self.segments):
             at = each.interior[0]
-            if at < len(ids) and (each.coded if plain is None else each.able and n not in plain):
+            if at < len(ids) and (each.composed if plain is None else each.able and n not in plain):
                 found = ids[:] if found is None else found
                 found[at : at + CODES] = codes(each.key)[: len(ids) - at]
         return ids if found is None else found
@@ -170,12 +169,14 @@ class SegmentedPrompt:
         def look(plain: frozenset[int], turn: int) -> bool:
             """Whether something is cached behind where the way begins to differ, in the segment `turn`."""
             seen[plain] = found = cached(self.keyed(ids, plain))
-            for n in able if turn < 0 or found.known > self.segments[turn].interior[0] else ():
+            if turn >= 0 and found.known <= self.segments[turn].interior[0]:
+                return False
+            for n in able:
                 if n > turn:
                     heappush(turns, (-n, [*(each for each in able if each < n and each in plain), *({n} - plain)]))
                 if self.segments[n].interior[0] >= found.known:
-                    return True
-            return turn < 0 or found.known > self.segments[turn].interior[0]
+                    break
+            return True
 
         for plain in dict.fromkeys((frozenset[int](), frozenset(able))):
             look(plain, -1)
@@ -194,7 +195,7 @@ class SegmentedPrompt:
     def compose(self, plain: Collection[int] = ()) -> None:
         """The segments `plain` are plain text, the others are composed. Before the first pass is decided on."""
         for n, each in enumerate(self.segments):
-            each.composed = each.coded = each.able and n not in plain
+            each.composed = each.able and n not in plain
 
     @property
     def open(self) -> Pass | None:
@@ -265,7 +266,7 @@ class SegmentedPrompt:
             each.reason = EVICTED if mark.evicted else COLD
             entry = index.admit(each.key, each.interior[1] - each.interior[0], mark, now)
             if entry is None:
-                each.composed, each.coded, each.reason = False, False, REFUSED
+                each.composed, each.reason = False, REFUSED
             else:
                 self._cold.append(Cold(entry, *each.range, each.interior))
                 cold = each.tokens
@@ -312,7 +313,7 @@ class SegmentedPrompt:
             self._cold.remove(its)
             index.abandon(its.entry)
         self._let_go(segment, index)
-        segment.decided, segment.composed, segment.coded, segment.reason = False, True, True, ""
+        segment.decided, segment.composed, segment.reason = False, True, ""
         self._new.remove(segment)
 
     def end(self, index: SegmentIndex) -> None:
@@ -326,7 +327,7 @@ class SegmentedPrompt:
         """The request will begin anew: it was retracted."""
         self.end(index)
         for segment in self.segments:
-            segment.decided, segment.composed, segment.coded = False, segment.able, segment.able
+            segment.decided, segment.composed = False, segment.able
             if segment.able:
                 segment.reason = ""
 
@@ -348,4 +349,4 @@ def _price(each: Segment, page: int, total: int) -> int:
 
 def _set_plain(each: Segment, reason: str) -> None:
     """`each` is computed like plain text for this request, whatever becomes of the pass."""
-    each.composed, each.coded, each.decided, each.reason = False, False, True, reason
+    each.composed, each.decided, each.reason = False, True, reason
