@@ -13,6 +13,7 @@ from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+from sglang_hybrid.prefix.tree.radix_tree import Match
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
 from sglang_hybrid.sim.snapshot import Snapshot, load
@@ -43,9 +44,11 @@ class PrefixCache(TreeCache):
 
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens a prefill of `tokens` can skip: at most all but the last, which must be computed for its logits."""
-        tokens = as_tokens(tokens)
+        return self._match(as_tokens(tokens), now).resume_tokens
+
+    def _match(self, tokens: Tokens, now: float) -> Match:
         self._elapsed.look(now)
-        return self.tree.match(tokens, tokens.size - 1).resume_tokens if tokens.size else 0
+        return self.tree.match(tokens, max(0, tokens.size - 1))
 
     def commit(
         self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS

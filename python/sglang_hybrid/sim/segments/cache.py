@@ -111,9 +111,7 @@ class SegmentCache(PrefixCache):
         return request.boundaries
 
     def _cached(self, key: array[int], request: TraceRequest) -> Cached:
-        tokens = self._tokens(key)
-        self._elapsed.look(request.ts)
-        found = self.tree.match(tokens, max(0, tokens.size - 1))
+        found = self._match(self._tokens(key), request.ts)
         return Cached(found.resume_tokens, max(found.resume_tokens, found.kv_tokens))
 
     def _run(self, prompt: SegmentedPrompt, start: int, request: TraceRequest) -> tuple[int, float]:
