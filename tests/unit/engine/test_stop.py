@@ -45,7 +45,7 @@ def test_a_command_of_a_child_that_starts_outlives_signals_to_the_group() -> Non
     command = ["sh", "-c", "kill -TERM $$; echo it ends"]
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.check_output(command)
-    assert stop.unheard(subprocess.check_output, command, text=True) == "it ends\n"
+    assert stop.without_signals(subprocess.check_output, command, text=True) == "it ends\n"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 

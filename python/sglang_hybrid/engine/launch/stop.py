@@ -48,7 +48,7 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def unheard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def without_signals(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of a command that SGLang runs in a child that starts: no signal to the group ends it halfway."""
     with held_back():
         return original(*args, **kwargs)

@@ -113,7 +113,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "cpu",
     ),
-    Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:unheard", EVERY, "cpu"),
+    Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
     # SGLang 0.5.22 corrected itself.
     Hook(
         _GRANITE + "MambaDecoderLayer.forward",
