@@ -36,6 +36,8 @@ from sglang_hybrid.demo.server import LAUNCHER, Server
 
 LEAD, QUESTION, ANSWER = 16, 32, 4
 ZIPF = 0.9
+LOADED_S = 20.0
+"""How long prompts arrive at each rate at least: several times the limit, so that a queue that grows passes it."""
 SIZES = ["--max-total-tokens", "131072", "--max-mamba-cache-size", "96", "--max-running-requests", "8"]
 SEGMENTS = ["--hybrid-segments", "on", "--hybrid-segment-memory-gb", "2"]
 SERVERS: dict[str, tuple[str, list[str]]] = {
@@ -180,7 +182,7 @@ def throughput(server: Server, load: Load, mark: bool, alone: float, limit: floa
     tried: list[dict[str, float]] = []
 
     def keeps(rate: float) -> bool:
-        p95 = open_loop(server, load, mark, rate, count)
+        p95 = open_loop(server, load, mark, rate, max(count, round(LOADED_S * rate)))
         tried.append({"rate": round(rate, 3), "ttft_p95_ms": round(1000 * p95, 1)})
         return p95 <= limit
 
