@@ -1,7 +1,8 @@
 """How well a reader reads: `python -m sglang_hybrid.demo.evaluate --model reader-gdn [--checkpoint DIR --publish]`.
 
 Without a checkpoint, the published weights are evaluated. With one, its weights are rounded to bfloat16, evaluated and
-written with a model card into the checkpoint's folder; `--publish` writes both into the package.
+written with a model card into the checkpoint's folder; `--publish` writes both into the package. Of a training that began
+with the published weights, those half way between the two are.
 """
 
 from __future__ import annotations
@@ -52,15 +53,19 @@ def _evaluate(options: argparse.Namespace) -> None:
             raise ConfigError(f"the checkpoint is of {trained['model']}, not of {options.model}: {options.checkpoint}")
         folder = weights.FOLDER if options.publish else options.checkpoint
         file = folder / f"{options.model}.safetensors"
-        weights.write(options.model, trained["network"], file)
+        state, before = trained["network"], trained["before"]
+        if before:
+            state = weights.halfway(options.model, state, before[-1]["sha256"])
+        weights.write(options.model, state, file)
         content |= {
             "sha256": (digest := weights.digest(file)),
             **{name: trained[name] for name in ("tokens", "curve")},
             "seconds": round(trained["seconds"]),
             "note": options.note or "nothing else said",
             "trainings": [
-                *trained["before"],
-                {"seed": trained["seed"], "steps": trained["step"], "commit": here["commit"], "sha256": digest},
+                *before,
+                {"seed": trained["seed"], "steps": trained["step"], "commit": here["commit"], "sha256": digest}
+                | ({"halfway": True} if before else {}),
             ],
         }
     else:

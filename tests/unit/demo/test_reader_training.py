@@ -10,8 +10,8 @@ import torch
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo import model as demo_model
-from sglang_hybrid.demo import train
-from sglang_hybrid.demo.reader import checkpoint, training, weights
+from sglang_hybrid.demo import evaluate, train
+from sglang_hybrid.demo.reader import checkpoint, evaluation, training, weights
 from sglang_hybrid.demo.reader.curriculum import Curriculum, Stage
 from sglang_hybrid.demo.reader.training import Plan, Training
 
@@ -116,3 +116,29 @@ def test_published_weights_are_those_of_their_card(model: str, tmp_path: Path) -
     assert weights.digest(built / "model.safetensors") == weights.card(model)["sha256"]
     assert (built / "tokenizer.json").is_file()
     assert sum(weights.path(name).stat().st_size for name in demo_model.READERS) < 12 * 2**20
+
+
+def test_what_is_published_of_a_further_training_lies_half_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("reader-gdn.json", "reader-gdn.safetensors"):
+        (tmp_path / name).write_bytes((weights.FOLDER / name).read_bytes())
+    monkeypatch.setattr(weights, "FOLDER", tmp_path)
+    monkeypatch.setattr(evaluation, "drawn", lambda *_: [])
+    began, trainings = weights.network("reader-gdn").state_dict(), weights.card("reader-gdn")["trainings"]
+    (runs := tmp_path / "runs").mkdir()
+    begun = Training(Plan("reader-gdn", steps=4, seed=max(each["seed"] for each in trainings) + 1), runs)
+    begun.begin_with_published()
+    begun.train_step()
+    begun.save()
+    evaluate.main(["--model", "reader-gdn", "--checkpoint", str(runs), "--publish"])
+    published = weights.network("reader-gdn").state_dict()
+    for name, end in begun.network.state_dict().items():
+        assert torch.equal(published[name], ((began[name] + end) / 2).bfloat16().float()), name
+    *before, last = weights.card("reader-gdn")["trainings"]
+    assert before == trainings
+    assert last["halfway"]
+    assert "half way to its end" in (tmp_path / "reader-gdn.md").read_text()
+    with pytest.raises(SystemExit):  # what it began with is gone now
+        evaluate.main(["--model", "reader-gdn", "--checkpoint", str(runs), "--publish"])
+    assert "not published any more" in capsys.readouterr().err

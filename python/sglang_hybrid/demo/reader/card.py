@@ -84,7 +84,8 @@ def write(folder: Path, content: dict[str, Any]) -> None:
 def _command(model: str, number: int, training: dict[str, Any]) -> str:
     begin = " --from-published" if number else ""
     options = f"--model {model} --out DIR --steps {training['steps']} --seed {training['seed']}{begin}"
-    return f"    python -m sglang_hybrid.demo.train {options}  # commit {training['commit']}"
+    end = ", half way to its end" if training.get("halfway") else ""
+    return f"    python -m sglang_hybrid.demo.train {options}  # commit {training['commit']}{end}"
 
 
 def _curve(points: list[dict[str, Any]]) -> str:

@@ -56,6 +56,20 @@ def network(model: str, file: Path | None = None) -> Any:
     return made.float().eval()
 
 
+def halfway(model: str, state: dict[str, Any], began: str) -> dict[str, Any]:
+    """Half way from the published weights to `state`, the end of a training that began with them: float32.
+
+    The noise of the last steps cancels out, so it reads better than either end (Lookahead, Zhang et al., 2019).
+    Raises ConfigError where the published weights are not those of the digest `began`.
+    """
+    if card(model)["sha256"] != began:
+        raise ConfigError(
+            f"the training began with weights that are not published any more; check them out first: {began}"
+        )
+    first = network(model).state_dict()
+    return {name: (first[name] + weight.detach().cpu().float()) / 2 for name, weight in state.items()}
+
+
 def write(model: str, state: dict[str, Any], file: Path) -> None:
     """Write a network's weights rounded to bfloat16; the file is there whole or not at all."""
     import torch
