@@ -1,8 +1,8 @@
 """How well a reader reads: `python -m sglang_hybrid.demo.evaluate --model reader-gdn [--checkpoint DIR --publish]`.
 
 Without a checkpoint, the published weights are evaluated. With one, its weights are rounded to bfloat16, evaluated and
-written with a model card into the checkpoint's folder; `--publish` writes both into the package. Of a training that began
-with the published weights, those half way between the two are.
+written with a model card into the checkpoint's folder; `--publish` writes both into the package. Of a training that
+began with the published weights, those half way between the two are.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from sglang_hybrid.engine.surface.hooks import HOOKS, HOST_POOLS, REPLACED
 
 OLDEST, NEWEST_EXCLUSIVE = (0, 5, 17), (0, 5, 24)
 PRIMARY = "0.5.21"
+COMPLETE = (PRIMARY, "0.5.23")
+"""With these elastic memory and segments were run; with others what takes less of SGLang is served."""
 
 
 def engine_version() -> str:
@@ -45,6 +47,11 @@ def check_engine() -> str:
     return version
 
 
+def complete() -> bool:
+    """Whether everything was run with the installed version."""
+    return engine_version() in COMPLETE
+
+
 def has_host_pools() -> bool:
     """Whether this version keeps HiCache's host pools where the CPU platform can serve them."""
     version = engine_version()
@@ -75,3 +82,25 @@ def state_of(req: Any) -> Any:
     """The object that holds a request's state slots (`mamba_pool_idx` and its like)."""
     kv = getattr(req, "kv", None)
     return kv if hasattr(kv, "mamba_pool_idx") else req  # 0.5.17 keeps them on the request
+
+
+def prefix_tokens(req: Any) -> int:
+    """Tokens of `req` that stand before its next pass."""
+    return int(req.prefix_len) if hasattr(req, "prefix_len") else len(req.prefix_indices)  # until 0.5.22
+
+
+def pass_end(req: Any) -> int:
+    """Tokens of `req` up to the end of the pass that was chosen for it."""
+    return int(req.extend_end if hasattr(req, "extend_end") else req.extend_range.end)  # until 0.5.22
+
+
+def matched_tokens(result: Any) -> int:
+    """Tokens of a match of the prefix tree that are on the device."""
+    return int(result.device_prefix_len if hasattr(result, "device_prefix_len") else len(result.device_indices))
+
+
+def plan_locations(forward_batch: Any, runner: Any) -> None:
+    """Give a ForwardBatch that has requests of another one the KV locations of its own, where SGLang plans them."""
+    if getattr(forward_batch, "kv_loc_plan", None) is not None:  # since 0.5.23
+        translator = runner.kv_index_translator
+        translator.own_plan(forward_batch).bind(forward_batch, translator)

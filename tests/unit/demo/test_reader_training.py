@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.demo import model as demo_model
 from sglang_hybrid.demo import evaluate, train
+from sglang_hybrid.demo import model as demo_model
 from sglang_hybrid.demo.reader import checkpoint, evaluation, training, weights
 from sglang_hybrid.demo.reader.curriculum import Curriculum, Stage
 from sglang_hybrid.demo.reader.training import Plan, Training

@@ -1,6 +1,8 @@
 """Version skew is one clear error at start."""
 
 import importlib.metadata
+import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +40,34 @@ def test_a_hook_that_did_not_take_stops_the_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registration, "_required", ["sglang.srt.nowhere.function"])
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
         registration.verify()
+
+
+def test_a_request_says_the_same_before_and_after_its_fields_were_renamed() -> None:
+    older = SimpleNamespace(prefix_indices=[7, 8, 9], extend_range=SimpleNamespace(start=3, end=5))
+    newer = SimpleNamespace(prefix_len=3, extend_end=5)
+    for req in (older, newer):
+        assert (compat.prefix_tokens(req), compat.pass_end(req)) == (3, 5)
+    for match in (SimpleNamespace(device_indices=[7, 8]), SimpleNamespace(device_prefix_len=2)):
+        assert compat.matched_tokens(match) == 2
+
+
+def test_requests_and_matches_of_the_installed_engine_have_these_fields() -> None:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+
+    written = inspect.getsource(Req)
+    assert "self.prefix_len:" in written or "self.prefix_indices:" in written
+    assert "self.extend_end:" in written or "self.extend_range:" in written
+    assert {"device_prefix_len", "device_indices"} & set(MatchResult._fields)
+
+
+def test_a_batch_of_some_requests_has_a_plan_of_its_own_where_locations_are_planned() -> None:
+    bound = []
+    plan = SimpleNamespace(bind=lambda batch, translator: bound.append((batch, translator)))
+    runner = SimpleNamespace(kv_index_translator=SimpleNamespace(own_plan=lambda _: plan))
+    compat.plan_locations(SimpleNamespace(), runner)
+    compat.plan_locations(SimpleNamespace(kv_loc_plan=None), runner)
+    assert not bound
+    batch = SimpleNamespace(kv_loc_plan=object())
+    compat.plan_locations(batch, runner)
+    assert bound == [(batch, runner.kv_index_translator)]

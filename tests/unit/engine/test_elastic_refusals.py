@@ -74,16 +74,26 @@ def test_settings_that_contradict_it(
     assert f"add --hybrid-memory static: --{name.replace('_', '-')}" in said
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.22"])
 def test_other_versions_of_sglang(
     settings: dict[str, Any], model: preflight.Model, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(compat, "engine_version", lambda: version)
     assert refusal(settings, model).endswith(
-        f"it was run with SGLang {compat.PRIMARY} only; change it or add --hybrid-memory static: {version}"
+        f"it was run with SGLang 0.5.21 and 0.5.23 only; change it or add --hybrid-memory static: {version}"
     )
 
 
+def test_a_host_tier_was_run_with_one_version(
+    settings: dict[str, Any], model: preflight.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
+    refusals.check(argparse.Namespace(**settings), [], HybridConfig(memory="elastic"), model, True)
+    said = refusal({**settings, "enable_hierarchical_cache": True}, model)
+    assert said.endswith("0.5.21 only; change it or add --hybrid-memory static: --enable-hierarchical-cache")
+
+
+@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="a host tier is refused with this SGLang")
 def test_a_host_tier_and_ranks_work_one_at_a_time(settings: dict[str, Any], model: preflight.Model) -> None:
     for one in ({"enable_hierarchical_cache": True}, {"tp_size": 2}):
         refusals.check(argparse.Namespace(**{**settings, **one}), [], HybridConfig(memory="elastic"), model, True)

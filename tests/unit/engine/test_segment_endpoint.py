@@ -29,9 +29,7 @@ from sglang_hybrid.segment.index import COLD, EVICTED, Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from tests.unit.engine.rendering import QWEN, tokenizer
 
-pytestmark = pytest.mark.skipif(
-    compat.engine_version() != compat.PRIMARY, reason="segments are refused before the start with this SGLang"
-)
+pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 
 KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
 CONTEXT = 300

@@ -36,6 +36,10 @@ class ElasticKV(MHATokenToKVPool):
             )
         super()._create_buffers()
 
+    def _build_kv_buffer_descs(self) -> list[Any]:
+        """None: they say how many rows of a buffer are in use, to pairs and to pools that are backed late."""
+        return []
+
     def _create_buffers_normal(self) -> None:
         arena = arenas.current()
         layout = arena.sizing.kv_layout

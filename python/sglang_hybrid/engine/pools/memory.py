@@ -14,6 +14,7 @@ import torch
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.hooks import coordinator_of, nobody_runs
 from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.pools.arena import Arena
@@ -87,7 +88,7 @@ class ElasticMemory(Claims, Memory):
         self._meet(adder)
         if self._parked:
             return False
-        tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+        tokens = len(req.full_untruncated_fill_ids) - compat.prefix_tokens(req)
         new = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS)
         if tokens + new + adder.page_size >= adder.rem_total_tokens:  # SGLang's forecast of running requests
             if adder.can_run_list or not nobody_runs(adder):
@@ -108,7 +109,7 @@ class ElasticMemory(Claims, Memory):
         With segments a pass goes further. If there is no memory for all that it might copy, it ends where others do.
         """
         prompt = None if self._composer is None else self._composer.prompt(req)
-        reach = chunk if prompt is None else min(tokens, prompt.reach(len(req.prefix_indices), chunk))
+        reach = chunk if prompt is None else min(tokens, prompt.reach(compat.prefix_tokens(req), chunk))
         for granted in dict.fromkeys((reach, chunk)):
             if self._hold(_pages(granted, adder.page_size), states, req):
                 self.granted_tokens = granted
@@ -122,9 +123,9 @@ class ElasticMemory(Claims, Memory):
         if self.tier is None:
             yield
             return
-        tokens, states = len(req.prefix_indices), self.states_needed(req)
+        tokens, states = compat.prefix_tokens(req), self.states_needed(req)
         yield
-        self.promised[KV] -= -(-(len(req.prefix_indices) - tokens) // page_size)
+        self.promised[KV] -= -(-(compat.prefix_tokens(req) - tokens) // page_size)
         self.promised[STATE] -= states - self.states_needed(req)
 
     def room_for_chunk(self, adder: Any, req: Any) -> bool:
@@ -136,7 +137,7 @@ class ElasticMemory(Claims, Memory):
         self._meet(adder)
         if self._continued is not req:  # with segments two hooks ask
             self._continued = req
-            tokens = len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+            tokens = len(req.full_untruncated_fill_ids) - compat.prefix_tokens(req)
             self._parked = not self._grant(adder, req, tokens, min(tokens, adder.rem_chunk_tokens), 0)
         return not self._parked
 

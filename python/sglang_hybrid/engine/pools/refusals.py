@@ -51,8 +51,8 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         raise _refusal("only our cache can evict across kinds", f"--hybrid-backend {config.backend}")
     if policies.find(config.policy).stock:
         raise _refusal("SGLang's order has one queue for KV and one for states", f"--hybrid-policy {config.policy}")
-    if compat.engine_version() != compat.PRIMARY:
-        raise _refusal(f"it was run with SGLang {compat.PRIMARY} only", compat.engine_version())
+    if not compat.complete():
+        raise _refusal(f"it was run with SGLang {' and '.join(compat.COMPLETE)} only", compat.engine_version())
     if missing := surface.missing(surface.required(compat.engine_version(), "elastic")):
         raise _refusal(f"SGLang {compat.engine_version()} lacks what it builds on", ", ".join(missing))
     _check_flags(namespace, rest)
@@ -82,6 +82,8 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
                 "of several ranks, only tensor-parallel ones agree about memory",
                 f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
+    if namespace.enable_hierarchical_cache and compat.engine_version() != compat.PRIMARY:
+        raise _refusal(f"a host tier was run with SGLang {compat.PRIMARY} only", "--enable-hierarchical-cache")
     if namespace.enable_hierarchical_cache and getattr(namespace, "tp_size", 1) > 1:
         raise _refusal("a host tier was run with one rank only", f"--tp-size {namespace.tp_size}")
     if getattr(namespace, "disaggregation_mode", "null") != "null":

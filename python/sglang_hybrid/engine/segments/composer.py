@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.segments import marked
@@ -101,7 +102,7 @@ class Composer:
 
             def cached(key: Any) -> Cached:
                 found = match(_rekeyed(probe, key))
-                return Cached(len(found.device_indices), found.full_kv_hit_length)
+                return Cached(compat.matched_tokens(found), found.full_kv_hit_length)
 
             prompt.compose(prompt.way(ids, cached, self.index))
         return match(_rekeyed(params, prompt.keyed(ids)))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments.attention import AttentionPass
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.composer import Composer
@@ -33,6 +34,7 @@ class _Running:
     batch: PassBatch
     slots: Tensor
     lengths: list[int]
+    runner: Any
     attention: AttentionPass | None = None
     linear: LinearPass | None = None
     plain: Any = None
@@ -60,7 +62,7 @@ def shorten(composer: Composer, original: Callable[..., Any], cls: Any, batch: A
     table = runner.req_to_token_pool.req_to_token
     window = composer.seams.window
     made = build(batch.prefix_lens, batch.extend_lens, composed, table.shape[1], window, device)
-    _running = _Running(composer, made, batch.out_cache_loc, made.lengths)
+    _running = _Running(composer, made, batch.out_cache_loc, made.lengths, runner)
     short = copy.copy(batch)
     short.input_ids = torch.cat([batch.input_ids, made.extra.to(batch.input_ids.dtype)])[made.take]
     nowhere = batch.out_cache_loc.new_zeros(len(made.extra))  # SGLang's padding slot; what is run there is kept by us
@@ -87,7 +89,7 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
     batch, composer = now.batch, now.composer
     now.backend = backend
     if batch.plain_rows:
-        now.plain = _plain(forward_batch, batch, composer)
+        now.plain = _plain(forward_batch, batch, now.runner)
         original(backend, now.plain)
     pool = backend.token_to_kv_pool
     keys, values = composer.kv(pool)
@@ -104,7 +106,7 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
     return None
 
 
-def _plain(forward_batch: Any, batch: PassBatch, composer: Composer) -> Any:
+def _plain(forward_batch: Any, batch: PassBatch, runner: Any) -> Any:
     """`forward_batch` as if it had its plain requests only."""
     rows, tokens = torch.tensor(batch.plain_rows), batch.plain
     there = rows.to(forward_batch.seq_lens.device)
@@ -121,6 +123,7 @@ def _plain(forward_batch: Any, batch: PassBatch, composer: Composer) -> Any:
     plain.extend_num_tokens = len(tokens)
     plain.seq_lens_sum = int(plain.seq_lens_cpu.sum())
     plain.extend_start_loc = torch.cumsum(plain.extend_seq_lens, 0, dtype=torch.int32) - plain.extend_seq_lens
+    compat.plan_locations(plain, runner)
     return plain
 
 

@@ -37,8 +37,8 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         return
     if config.backend != "hybrid":
         raise _refusal("composed prompts live in our cache", f"--hybrid-backend {config.backend}")
-    if compat.engine_version() != compat.PRIMARY:
-        raise _refusal(f"they were run with SGLang {compat.PRIMARY} only", compat.engine_version())
+    if not compat.complete():
+        raise _refusal(f"they were run with SGLang {' and '.join(compat.COMPLETE)} only", compat.engine_version())
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
             raise _refusal(reason, "--" + name.replace("_", "-"))
@@ -48,8 +48,6 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
                 "of several ranks, only tensor-parallel ones agree about entries",
                 f"--{name.replace('_', '-')} {getattr(namespace, name)}",
             )
-    if config.memory == "elastic" and (getattr(namespace, "tp_size", 1) or 1) > 1:
-        raise _refusal("with --hybrid-memory elastic they were run on one rank only", f"--tp-size {namespace.tp_size}")
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD transfers what one pass computed", f"--disaggregation-mode {namespace.disaggregation_mode}")
     if namespace.kv_cache_dtype not in _DTYPES:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import InvariantError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments.composer import Composer
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
@@ -67,7 +68,7 @@ def _begin(composer: Composer, prompt: SegmentedPrompt, req: Any, adder: Any, ro
     elif adder.chunked_req_limit is not None:
         tokens = min(tokens, adder.chunked_req_limit)
     room = min(room, composer.memory.granted_tokens)
-    page, start, total = composer.served.page_size, len(req.prefix_indices), len(req.full_untruncated_fill_ids)
+    page, start, total = composer.served.page_size, compat.prefix_tokens(req), len(req.full_untruncated_fill_ids)
     if start + room < total:
         total = (start + room) // page * page
     limits = Limits(max(0, tokens), composer.served.most, page)
@@ -110,10 +111,10 @@ def _ends(prompt: SegmentedPrompt, req: Any) -> bool:
 
 def _followed(composer: Composer, prompt: SegmentedPrompt, req: Any) -> Pass:
     """The open pass; where memory was short SGLang chose a shorter one, and that is decided on now."""
-    end = int(req.extend_range.end)
+    end = compat.pass_end(req)
     made = prompt.open
     if made is None or made.end != end:
-        made = prompt.begin(len(req.prefix_indices), end, Limits(_ALL, _ALL), composer.index, composer.now())
+        made = prompt.begin(compat.prefix_tokens(req), end, Limits(_ALL, _ALL), composer.index, composer.now())
     if made is None or made.end != end:
         raise InvariantError(f"request {req.rid}: a pass up to {end} was asked for, but this one found: {made}")
     return made

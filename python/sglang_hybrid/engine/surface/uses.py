@@ -283,6 +283,13 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.mem_cache.memory_pool:MHATokenToKVPool._create_buffers", PRIVATE, "pools.kv", SCHEDULER, when="elastic"),
     Use(
+        "srt.mem_cache.memory_pool:MHATokenToKVPool._build_kv_buffer_descs",
+        PRIVATE,
+        "pools.kv",
+        SCHEDULER,
+        when="elastic",
+    ),
+    Use(
         "srt.mem_cache.memory_pool:MHATokenToKVPool._create_buffers_normal",
         PRIVATE,
         "pools.kv",
