@@ -121,9 +121,9 @@ async def _answer(
         _asked.reset(token)
 
 
-def process(original: Callable[..., Any], serving: Any, request: Any, is_multimodal: bool) -> Any:
+def process(original: Callable[..., Any], serving: Any, request: Any, is_multimodal: bool, **options: Any) -> Any:
     """Around SGLang's rendering of a chat request: its breakpoints, segments and hints become `custom_params`."""
-    asked = _asked.get()
+    asked, original = _asked.get(), partial(original, **options)
     before = None if asked is None else request.model_copy()
     result = original(serving, request, is_multimodal)
     if asked is None or before is None:

@@ -266,6 +266,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
     # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
     Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
