@@ -92,11 +92,14 @@ def slot_bytes(params: Any) -> int:
 
 
 def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from sglang.srt import runtime_context
     from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.runtime_context import get_parallel
 
     tp = case["tp"]
-    with get_parallel().override(attn_tp_size=tp, tp_size=tp, attn_dcp_size=1, enable_dsa_cache_layer_split=False):
+    flags = {"enable_dsa_cache_layer_split": False}
+    if hasattr(runtime_context, "linear_attn_parallel_group"):  # since 0.5.23
+        flags["enable_cp_tp_group_sharing"] = False
+    with runtime_context.get_parallel().override(attn_tp_size=tp, tp_size=tp, attn_dcp_size=1, **flags):
         model = read_model(case["config"], folder)
         hybrid, served = mambaish_config(model), model.hf_config.to_dict()
         if hybrid is None:

@@ -61,7 +61,7 @@ def test_whole_mixer(name, tokens, decoded):
         parameter.data = torch.randn(parameter.shape, generator=rng) * 0.3
     hidden = torch.randn(1, tokens, HIDDEN, generator=rng)
     with torch.no_grad():
-        want = mixer.torch_forward(hidden)
+        want = getattr(mixer, "torch_forward", mixer)(hidden)  # transformers 5.19
         got = ours(mixer, hidden, tokens - decoded, norm_groups)
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
 

@@ -52,6 +52,8 @@ def message(path: str, text: str) -> str:
     """The words of an error in the form of its endpoint."""
     said: dict[str, Any] = json.loads(text)
     inner = said.get("error", said)
+    if isinstance(inner, str):  # of a parameter that SGLang 0.5.23 reads by itself
+        return inner
     found: str = inner["message"]
     if path.startswith("/v1/messages"):
         assert said["type"] == "error"

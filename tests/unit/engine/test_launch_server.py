@@ -379,7 +379,10 @@ CHANNEL = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
         (("--kv-events-config", CHANNEL, "--disable-radix-cache"), "only our cache takes --hybrid-state-events"),
     ],
 )
-def test_events_of_states_need_a_channel_and_our_cache_alone(line: tuple[str, ...], message: str) -> None:
+def test_events_of_states_need_a_channel_and_our_cache_alone(
+    monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)  # others have no host tier to tell of
     config = HybridConfig(state_events="published")
     with pytest.raises(ConfigError, match=message):
         preflight.check_files(config, early.read(list(line)))

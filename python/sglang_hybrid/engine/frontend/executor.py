@@ -1,7 +1,7 @@
 """Threads of the HTTP process that know whose request they work for.
 
-SGLang makes prompts of chats in the event loop's executor (0.5.23), whose threads do not see the loop's context variables:
-what a request marked would be lost there.
+SGLang makes prompts of chats in the event loop's executor (0.5.23), whose threads do not see the loop's context
+variables: what a request marked would be lost there.
 """
 
 from __future__ import annotations
