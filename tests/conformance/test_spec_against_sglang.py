@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -293,7 +294,10 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 def sglang() -> dict[str, Any]:
     """SGLang's answers to all cases, and what it serves, from one process."""
     cases = [{"config": config, "tp": tp} for config, tp in CASES.values()]
-    done = subprocess.run([sys.executable, str(SCRIPT)], input=json.dumps(cases), capture_output=True, text=True)
+    started = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_MAMBA_")}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(cases), capture_output=True, text=True, env=started
+    )  # a test that read a server's settings may have left types of states behind
     assert done.returncode == 0, done.stderr[-3000:]
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
