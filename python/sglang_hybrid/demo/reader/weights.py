@@ -59,7 +59,7 @@ def network(model: str, file: Path | None = None) -> Any:
 def halfway(model: str, state: dict[str, Any], began: str) -> dict[str, Any]:
     """Half way from the published weights to `state`, the end of a training that began with them: float32.
 
-    The noise of the last steps cancels out, so it reads better than either end (Lookahead, Zhang et al., 2019).
+    The noise of the last steps cancels out, so it finds facts better than either end (Lookahead, Zhang et al., 2019).
     Raises ConfigError where the published weights are not those of the digest `began`.
     """
     if card(model)["sha256"] != began:
