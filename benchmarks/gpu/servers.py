@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +24,7 @@ from typing import Any
 from benchmarks import provenance
 from benchmarks.gpu import kit, load
 from benchmarks.serving.servers import ENVIRONMENT, PLATFORM
+from sglang_hybrid.demo import conversation
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 STOCK = "sglang.launch_server"
@@ -34,12 +36,13 @@ _SYNC = re.compile(r"(\S+\.py):(\d+): UserWarning: called a synchronizing CUDA o
 
 @dataclass(frozen=True)
 class Kind:
-    """A server that is compared: launcher, flags, environment, and what it is asked."""
+    """A server that is compared: launcher, flags, environment, what it is asked; `preset`: a model of its own."""
 
     launcher: str = LAUNCHER
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     asks: tuple[str, ...] = ("equality", "load", "decode")
+    preset: str = ""
 
 
 SERVERS = {
@@ -52,6 +55,7 @@ SERVERS = {
     "ours, cache off": Kind(flags=("--disable-radix-cache",), asks=("load", "decode")),
     "stock, counted": Kind(STOCK, asks=("synchronisations",)),
     "ours, counted": Kind(asks=("synchronisations",)),
+    "ours, reader": Kind(asks=("reading",), preset="reader-gdn"),
 }
 ELASTIC = {
     "static": Kind(asks=("load", "decode")),
@@ -59,28 +63,34 @@ ELASTIC = {
 }
 
 
-def run(name: str, kind: Kind, options: argparse.Namespace, packages: kit.Packages) -> dict[str, Any]:
-    """Start the server, ask it what it is to be asked, stop it; what failed is in `error`."""
-    size = load.REHEARSAL if options.rehearse else load.FULL
+def start(name: str, kind: Kind, options: argparse.Namespace, packages: kit.Packages) -> Server:
+    """The server, not ready yet."""
     environment = {**packages.environment, **platform(options.rehearse), **kind.environment}
     if "synchronisations" in kind.asks:
         path = os.pathsep.join(filter(None, (str(SYNC_COUNTER), environment.get("PYTHONPATH", ""))))
         environment["PYTHONPATH"] = path
     log = options.out / ("server-" + re.sub(r"\W+", "-", name) + ".log")
     flags = [*common(options, kind), *packages.flags, *kind.flags, *options.server_flags]
-    found: dict[str, Any] = {"flags": flags}
-    start = time.perf_counter()
+    model = build(kind.preset, options, packages) if kind.preset else options.model
+    return Server(model, flags, log=log, environment=environment, launcher=kind.launcher)
+
+
+def run(kind: Kind, server: Server, options: argparse.Namespace) -> dict[str, Any]:
+    """Ask the server what it is to be asked, and stop it; what failed is in `error`."""
+    size = load.REHEARSAL if options.rehearse else load.FULL
+    found: dict[str, Any] = {"command": server.process.args}
+    begin = time.perf_counter()
     try:
-        with Server(options.model, flags, log=log, environment=environment, launcher=kind.launcher) as server:
+        with server:
             found["start_s"] = server.wait_ready(options.start_s)
             found["start_block"] = [line for line in server.log_tail(4000).splitlines() if "  prefill " in line][:1]
             client = load.Client(server.url)
             for asked in kind.asks:
-                found[asked] = ASKS[asked](client, size, log)
+                found[asked] = ASKS[asked](client, size, server.log)
     except Exception as error:  # one server must not keep the others from running
         found["error"] = f"{type(error).__name__}: {error}"[:4000]
         traceback.print_exc()
-    found["seconds"] = time.perf_counter() - start
+    found["seconds"] = time.perf_counter() - begin
     return found
 
 
@@ -117,12 +127,26 @@ def growth(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
     return {"steps": steps, "finite": all(value == value for value in answer["logprobs"])}
 
 
+def reading(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
+    """The conversations of the quickstart, in the type that SGLang takes by itself: how many answers are right."""
+    from openai import OpenAI
+
+    api = OpenAI(base_url=client.url + "/v1", api_key="none", timeout=600, max_retries=0)
+    rows = list(conversation.hold(api, "demo", lambda messages, answer: []))
+    return {
+        "answers": len(rows),
+        "right": sum(row.right for row in rows),
+        "later_turns_cached": all(row.cached_tokens > 0 for row in rows if row.turn > 1),
+    }
+
+
 ASKS: dict[str, Callable[[load.Client, load.Size, Path], Any]] = {
     "equality": lambda client, size, _: load.equality(client, size),
     "load": lambda client, size, _: load.conversations(client, size),
     "decode": lambda client, size, _: load.decode(client, size),
     "synchronisations": synchronisations,
     "growth": growth,
+    "reading": reading,
 }
 
 
@@ -135,10 +159,14 @@ def common(options: argparse.Namespace, kind: Kind) -> list[str]:
     flags = ["--enable-cache-report", "--enable-metrics", "--max-running-requests", "4" if options.rehearse else "16"]
     if options.rehearse:
         flags += PLATFORM
+    elif not kind.preset:
+        flags += ["--dtype", "bfloat16"]  # as models of that size are served
     strategy = [] if "--mamba-radix-cache-strategy" in kind.flags else ["--mamba-radix-cache-strategy", "extra_buffer"]
     if "elastic" in kind.flags:
         budget = ["--hybrid-cpu-memory-gb", "0.02"] if options.rehearse else []
         return [*flags, *strategy, *budget]
+    if options.elastic and not options.rehearse:  # both share out what --mem-fraction-static leaves
+        return [*flags, *strategy]
     pools = ("24", "6000") if options.rehearse else ("160", "240000")
     return [*flags, *strategy, "--max-mamba-cache-size", pools[0], "--max-total-tokens", pools[1]]
 
@@ -151,6 +179,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="folder of the model, default: one with random weights, built here")
     parser.add_argument("--kit", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="where kit and model are unpacked")
+    parser.add_argument("--at-once", action="store_true", help="start all before the first is asked; they must all fit")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
     parser.add_argument("--start-s", type=float, default=420.0, help="seconds a server may take to start")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no server after so many seconds")
@@ -158,30 +187,31 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     packages = kit.unpack(options.kit, options.work) if options.kit else kit.Packages()
-    options.model = options.model or build(options, packages)
+    options.model = options.model or build(REHEARSED if options.rehearse else PRESET, options, packages)
     kinds = ELASTIC if options.elastic else SERVERS
     names = options.servers or ([n for n in kinds if n in REHEARSAL or options.elastic] if options.rehearse else kinds)
     result: dict[str, Any] = {**provenance.head(), "model": str(options.model), "servers": {}}
-    begin = time.perf_counter()
+    every, begin = {**SERVERS, **ELASTIC}, time.perf_counter()
+    started = {name: start(name, every[name], options, packages) for name in names if options.at_once}
     for name in names:
         if time.perf_counter() - begin > options.limit_s:
             result["servers"][name] = {"error": f"not run: {options.limit_s:.0f} s were over"}
         else:
-            result["servers"][name] = run(name, {**SERVERS, **ELASTIC}[name], options, packages)
+            server = started.get(name) or start(name, every[name], options, packages)
+            result["servers"][name] = run(every[name], server, options)
         part = "elastic" if options.elastic else "servers"
         (options.out / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    for server in started.values():
+        server.stop()
     return int(any("error" in found for found in result["servers"].values()))
 
 
-REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted")
+REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader")
 
 
-def build(options: argparse.Namespace, packages: kit.Packages) -> Path:
-    """The model with random weights, built in a process that imports what the server will."""
-    import subprocess
-
-    preset = REHEARSED if options.rehearse else PRESET
-    folder = options.work / f"demo-{preset}"
+def build(preset: str, options: argparse.Namespace, packages: kit.Packages) -> Path:
+    """A model that is built here, in a process that imports what the server will."""
+    folder: Path = options.work / f"demo-{preset}"
     command = [sys.executable, "-m", "sglang_hybrid.demo.model", str(folder), "--preset", preset]
     subprocess.run(command, check=True, env={**os.environ, **packages.environment})
     return folder

@@ -59,6 +59,8 @@ def verdict(of: dict[str, Any]) -> str:
         )
     if counted := of.get("synchronisations"):
         said.append(f"{counted['all']} synchronisations in {counted['requests']} requests, {counted['ours']} ours")
+    if read := of.get("reading"):
+        said.append(f"{read['right']} of {read['answers']} answers of the embedded reader right")
     if grown := of.get("growth"):
         said.append("finite after moving memory" if grown["finite"] else "NOT FINITE after moving memory")
     return "; ".join(said) or "measured"
