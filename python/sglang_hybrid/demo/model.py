@@ -111,7 +111,9 @@ def _initialise(model: Any) -> None:
 def _gdn(hidden: int = 128, blocks: int = 1, head: int = 32) -> Any:
     """Qwen3-Next: three gated-delta-rule layers to one attention layer, with a small mixture of experts."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+    from transformers.models.qwen3_next import modeling_qwen3_next as modelling
 
+    modelling.FusedRMSNormGated = None  # beside flash-linear-attention it would be made on a GPU, alone of all weights
     heads = hidden // head
     return Qwen3NextForCausalLM(
         Qwen3NextConfig(
