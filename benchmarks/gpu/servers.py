@@ -85,7 +85,7 @@ def run(kind: Kind, server: Server, options: argparse.Namespace) -> dict[str, An
             found["start_s"] = server.wait_ready(options.start_s)
             found["start_block"] = [line for line in server.log_tail(4000).splitlines() if "  prefill " in line][:1]
             client = load.Client(server.url)
-            for asked in kind.asks:
+            for asked in (name for name in kind.asks if name in (options.asks or kind.asks)):
                 found[asked] = ASKS[asked](client, size, server.log)
     except Exception as error:  # one server must not keep the others from running
         found["error"] = f"{type(error).__name__}: {error}"[:4000]
@@ -179,6 +179,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="folder of the model, default: one with random weights, built here")
     parser.add_argument("--kit", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="where kit and model are unpacked")
+    parser.add_argument("--asks", nargs="*", choices=list(ASKS), help="only these of what a server is asked")
     parser.add_argument("--at-once", action="store_true", help="start all before the first is asked; they must all fit")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
     parser.add_argument("--start-s", type=float, default=420.0, help="seconds a server may take to start")

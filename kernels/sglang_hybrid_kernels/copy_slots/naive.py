@@ -35,7 +35,8 @@ def copy_slots(
 
 def column_scale(row: Tensor) -> Tensor:
     """[..., V, K] -> [..., 1, K]: the value of one step of int8, for every column of V."""
-    return _without_nan(row.to(_wide(row))).abs().amax(-2, keepdim=True).clamp_min(LEAST_SCALE) / LARGEST
+    largest = _without_nan(row.to(_wide(row))).abs().amax(-2, keepdim=True).clamp_min(LEAST_SCALE)
+    return largest / torch.full_like(largest, LARGEST)  # by a number, CUDA would multiply with its rounded reciprocal
 
 
 def quantise(row: Tensor, scale: Tensor) -> Tensor:
