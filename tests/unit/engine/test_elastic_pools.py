@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.device.tensors import plane_tensors
+from sglang_hybrid.engine.pools import hooks
 from sglang_hybrid.engine.pools.copies import FromDevice, send
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
@@ -292,6 +293,26 @@ def test_ids_that_are_still_copied_are_waited_for_only_where_pages_are_short() -
     assert copies.waited == 0, "what is held is enough"
     assert tokens.reserve(every)
     assert copies.waited == 1
+    arena.pooled.close()
+    driver.close()
+
+
+def test_a_look_for_leaks_finds_one_story_though_freed_ids_arrive_while_it_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies = Copies()
+    arena, driver = opened(HostDriver, lambda: 0.0, 1, 1 << 20, begin_copy=copies)
+    tokens, states = arena.supplies[KV], arena.supplies[STATE]
+    pages = tokens.take(tokens.available)
+    assert pages is not None
+    tokens.give(pages)  # the last request ended; its ids are under way
+    memory = SimpleNamespace(arena=arena, just_refused=lambda: False, telemetry=SimpleNamespace(tick=lambda: None))
+    monkeypatch.setattr(hooks, "memory_of", lambda _: memory)
+    hooks.idle(SimpleNamespace(tree_cache=None))
+    read = {supply: supply.available for supply in (tokens, states)}
+    copies.arrive(len(copies.begun))
+    for supply, available in read.items():
+        assert supply.taken == 0 and supply.taken + supply.available == available > 0
     arena.pooled.close()
     driver.close()
 

@@ -79,6 +79,14 @@ class Arena(Holdings):
         self.passes += 1
         self.used_s = self.clock()
 
+    def collect(self) -> None:
+        """Wait for what was freed, so that answers about memory that are asked one after the other fit together.
+
+        Ranks need not: between passes their answers do not change.
+        """
+        if self.ranks is None and any(supply.waiting for supply in self.supplies.values()):
+            self.sort(wait=True)
+
     def settle(self) -> bool:
         """Give memory back that was unused for a while (Budget.settle), a batch of it; whether more is to be given."""
         self.settled_s = now = self.clock()

@@ -39,8 +39,13 @@ def passed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def idle(scheduler: Any, *_: Any, **__: Any) -> None:
-    """Give unused memory back once it was unused for a while; rest a little if all that is left to do is to wait."""
+    """Give unused memory back once it was unused for a while; rest a little if all that is left to do is to wait.
+
+    SGLang looks for leaks next: it reads the free pages of both kinds, then their sums. Ids of freed pages that arrive
+    from the device in between would pass for a leak, and end the server.
+    """
     held = memory_of(scheduler.tree_cache)
+    held.arena.collect()
     if held.just_refused():
         _doze(scheduler)
     if held.arena.clock() - held.arena.settled_s >= _SETTLE_EVERY_S:
