@@ -55,7 +55,8 @@ SERVERS = {
     "ours, cache off": Kind(flags=("--disable-radix-cache",), asks=("load", "decode")),
     "stock, counted": Kind(STOCK, asks=("synchronisations",)),
     "ours, counted": Kind(asks=("synchronisations",)),
-    "ours, reader": Kind(asks=("reading",), preset="reader-gdn"),
+    "ours, reader": Kind(asks=("reading", "equality"), preset="reader-gdn"),
+    "ours, Mamba-2 reader": Kind(asks=("reading", "equality"), preset="reader-mamba2"),
 }
 ELASTIC = {
     "static": Kind(asks=("load", "decode")),
