@@ -8,7 +8,10 @@ The default flags are for an SGLang without FlashAttention and FlashInfer's samp
 names. `--set` gives environment variables to the servers. For another SGLang than the archives', with elastic memory:
 
     python -m benchmarks.gpu.prepare --archives FOLDER --to .kit --over sglang-0.5.21-cp312-*.whl \\
-        --without 'sglang/multimodal_gen/*' 'sglang/srt/rust_extensions/*' --set SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1
+        --without 'sglang/multimodal_gen/*' 'sglang/srt/rust_extensions/*' \\
+        --set SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1 SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python
+
+Its Rust core is built for one PyTorch and ends the process with another; stock servers then take the Python core.
 """
 
 from __future__ import annotations

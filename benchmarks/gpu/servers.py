@@ -68,12 +68,17 @@ def start(name: str, kind: Kind, options: argparse.Namespace, packages: kit.Pack
     """The server, not ready yet."""
     environment = {**packages.environment, **platform(options.rehearse), **kind.environment}
     if "synchronisations" in kind.asks:
-        path = os.pathsep.join(filter(None, (str(SYNC_COUNTER), environment.get("PYTHONPATH", ""))))
-        environment["PYTHONPATH"] = path
+        environment["PYTHONPATH"] = counted(environment)
     log = options.out / ("server-" + re.sub(r"\W+", "-", name) + ".log")
     flags = [*common(options, kind), *packages.flags, *kind.flags, *options.server_flags]
     model = build(kind.preset, options, packages) if kind.preset else options.model
     return Server(model, flags, log=log, environment=environment, launcher=kind.launcher)
+
+
+def counted(environment: dict[str, str]) -> str:
+    """The PYTHONPATH of `environment`, or ours, behind what counts synchronisations."""
+    path = environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(SYNC_COUNTER), path)))
 
 
 def run(kind: Kind, server: Server, options: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +197,8 @@ def main() -> int:
     options.model = options.model or build(REHEARSED if options.rehearse else PRESET, options, packages)
     kinds = ELASTIC if options.elastic else SERVERS
     names = options.servers or ([n for n in kinds if n in REHEARSAL or options.elastic] if options.rehearse else kinds)
-    result: dict[str, Any] = {**provenance.head(), "model": str(options.model), "servers": {}}
+    about = {**provenance.head(), "server versions": versions(packages), "model": str(options.model)}
+    result: dict[str, Any] = {**about, "servers": {}}
     every, begin = {**SERVERS, **ELASTIC}, time.perf_counter()
     started = {name: start(name, every[name], options, packages) for name in names if options.at_once}
     for name in names:
@@ -209,6 +215,19 @@ def main() -> int:
 
 
 REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader")
+
+
+def versions(packages: kit.Packages) -> dict[str, str]:
+    """What the servers run on, and the card; asked in a process that imports what they will."""
+    script = (
+        "import importlib.metadata as m, json, torch; "
+        "found = {n: m.version(n) for n in ('sglang', 'torch', 'triton', 'transformers', 'flashinfer-python') "
+        "if any(m.distributions(name=n))}; "
+        "print(json.dumps({**found, 'card': torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}))"
+    )
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **packages.environment}).stdout
+    return dict(json.loads(said.splitlines()[-1]))
 
 
 def build(preset: str, options: argparse.Namespace, packages: kit.Packages) -> Path:

@@ -173,3 +173,18 @@ def test_every_part_has_a_verdict_and_ends_in_nine_minutes() -> None:
     assert set(summary._VERDICTS) == set(PARTS)
     assert all(part.limit_s <= 540 for part in PARTS.values())
     assert summary.page(Path("nowhere"), {}, rehearsed=False).count("not run") == len(PARTS)
+
+
+def test_a_server_whose_synchronisations_are_counted_finds_what_this_process_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/checkout/python")
+    assert servers.counted({}) == f"{servers.SYNC_COUNTER}:/checkout/python"
+    assert servers.counted({"PYTHONPATH": "/kit/site"}) == f"{servers.SYNC_COUNTER}:/kit/site"
+
+
+def test_results_name_what_the_servers_ran_on() -> None:
+    found = servers.versions(kit.Packages())
+    assert found["sglang"]
+    assert found["torch"]
+    assert found["card"]

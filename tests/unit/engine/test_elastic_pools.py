@@ -312,7 +312,8 @@ def test_a_look_for_leaks_finds_one_story_though_freed_ids_arrive_while_it_looks
     read = {supply: supply.available for supply in (tokens, states)}
     copies.arrive(len(copies.begun))
     for supply, available in read.items():
-        assert supply.taken == 0 and supply.taken + supply.available == available > 0
+        assert supply.taken == 0
+        assert supply.taken + supply.available == available > 0
     arena.pooled.close()
     driver.close()
 

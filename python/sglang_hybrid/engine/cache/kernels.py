@@ -1,6 +1,6 @@
 """The two kernel operations the cache uses: copies of states between slots, and states at positions inside a chunk.
 
-`SGLANG_HYBRID_KERNELS` chooses: `auto` takes ours on a CPU and SGLang's own on a GPU, where ours were not run yet;
+`SGLANG_HYBRID_KERNELS` chooses: `auto` takes ours on a CPU and SGLang's own on a GPU, where ours were run on one H200;
 `triton` and `naive` take ours everywhere. Positions inside a chunk are then had for gated-delta-rule layers; elsewhere
 the state at the start of the chunk serves instead.
 """
@@ -21,7 +21,7 @@ def ours(device_type: str) -> bool:
 def describe(device_type: str) -> str:
     """One line for the log."""
     if not ours(device_type):
-        return f"SGLang's own; {dispatch.VARIABLE}=triton takes ours, which were not run on a GPU yet"
+        return f"SGLang's own; {dispatch.VARIABLE}=triton takes ours, which were seen on one H200"
     chosen = dispatch.describe(device_type)
     return ", ".join(f"{name} {chosen[name]}" for name in ("copy_slots", "state_at"))
 

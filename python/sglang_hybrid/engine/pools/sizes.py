@@ -48,7 +48,7 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
     config, device = HybridConfig.from_environment(), device_of(configurator)
     budget_bytes = config.cpu_memory_bytes if device.type == "cpu" else int(total_rest_gib * (1 << 30))
     if device.type != "cpu":
-        logger.warning("elastic memory was not run on a GPU before; --hybrid-memory static is what was")
+        logger.warning("elastic memory on a GPU was seen on one H200 and small models only; see docs/gpu.md")
     grain = HOST if device.type == "cpu" else CUDA
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
     group = ranks.of_this_server()
