@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo import evaluate, train
@@ -113,7 +114,13 @@ def test_published_weights_are_those_of_their_card(model: str, tmp_path: Path) -
     if not (weights.FOLDER / f"{model}.json").exists():
         pytest.fail(f"{model} has no card")
     built = demo_model.build(tmp_path / "built", model)
-    assert weights.digest(built / "model.safetensors") == weights.card(model)["sha256"]
+    assert weights.digest(weights.path(model)) == weights.card(model)["sha256"]
+    published, served = load_file(weights.path(model)), load_file(built / "model.safetensors")
+    assert published.keys() <= served.keys()
+    assert all(torch.equal(published[name], served[name]) for name in published)
+    head = {"reader-gdn": set(), "reader-mamba2": {"lm_head.weight"}}[model]
+    assert served.keys() - published.keys() == head
+    assert all(torch.equal(served[name], published["model.embed_tokens.weight"]) for name in head)
     assert (built / "tokenizer.json").is_file()
     assert sum(weights.path(name).stat().st_size for name in demo_model.READERS) < 12 * 2**20
 

@@ -106,5 +106,16 @@ def build(folder: Path, model: str, file: Path | None = None) -> None:
     (folder / "config.json").write_text(json.dumps(configuration, indent=1) + "\n")
     stop = {"eos_token_id": configuration["eos_token_id"], "pad_token_id": configuration["pad_token_id"]}
     (folder / "generation_config.json").write_text(json.dumps(stop, indent=1) + "\n")
-    (folder / "model.safetensors").write_bytes(source.read_bytes())
+    if configuration["tie_word_embeddings"]:
+        (folder / "model.safetensors").write_bytes(source.read_bytes())
+    else:
+        _with_a_head(source, folder / "model.safetensors")
     tokens.save(folder)
+
+
+def _with_a_head(source: Path, target: Path) -> None:
+    """Write the weights of `source` and, as the head of its own that the configuration announces, the embedding."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(source)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, target, {"format": "pt"})

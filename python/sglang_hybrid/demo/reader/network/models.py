@@ -137,6 +137,7 @@ def mamba2_configuration(vocabulary: int, end: int, pad: int) -> dict[str, Any]:
         "mamba_conv_bias": True,
         "mamba_rms_norm": False,
         "bos_token_id": None,
+        "tie_word_embeddings": False,  # tied, SGLang makes the embedding float32 with its head, and GPUs refuse the mix
     }
 
 
