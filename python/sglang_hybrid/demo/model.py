@@ -20,7 +20,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.demo.reader import weights as reader_weights
 from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever the same preset would give other weights, so that a stale folder is rebuilt."""
 
 SEED = 20261120
