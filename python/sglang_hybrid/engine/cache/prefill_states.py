@@ -61,7 +61,8 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
         return PrefillStates(0, f"{kind}, whose kernels keep the others to themselves")
     kernel = type(backend.kernel_dispatcher.extend_kernel).__name__
     if backend.kernel_dispatcher.extend_uses_state_checkpoints:
-        return PrefillStates(compat.checkpoint_grid(), "FlashInfer's checkpoints, as precise as the pool")
+        seen = "not seen on a card yet, as --linear-attn-prefill-backend triton was"
+        return PrefillStates(compat.checkpoint_grid(), f"FlashInfer's checkpoints, as precise as the pool ({seen})")
     if kernel != "TritonGDNKernel":  # the CuTe one, for example
         remedy = "--linear-attn-prefill-backend triton"
         return PrefillStates(0, f"{kernel}, which keeps the others to itself", remedy)
