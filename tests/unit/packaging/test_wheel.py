@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hybrid.demo.model import READERS
+from sglang_hybrid.demo.reader import weights
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,4 +89,4 @@ def test_it_holds_the_readers(installed: Path, model: str) -> None:
     }
     (folder,) = installed.glob("venv/lib/python3*/site-packages/sglang_hybrid/demo/reader/weights")
     assert (folder / f"{model}.md").read_text().startswith(f"# {model}\n")
-    assert (folder / f"{model}.safetensors").read_bytes() == (installed / model / "model.safetensors").read_bytes()
+    assert (folder / f"{model}.safetensors").read_bytes() == weights.path(model).read_bytes()
