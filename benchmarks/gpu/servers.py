@@ -17,7 +17,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +83,20 @@ def counted(environment: dict[str, str]) -> str:
     return os.pathsep.join(filter(None, (str(SYNC_COUNTER), path)))
 
 
-def run(kind: Kind, server: Server, options: argparse.Namespace) -> dict[str, Any]:
-    """Ask the server what it is to be asked, and stop it; what failed is in `error`."""
+def run(kind: Kind, begun: Callable[[], Server], options: argparse.Namespace) -> dict[str, Any]:
+    """Ask the server that `begun` gives what it is to be asked, and stop it; what failed is in `error`."""
     size = load.REHEARSAL if options.rehearse else load.FULL
-    found: dict[str, Any] = {"command": server.process.args}
+    found: dict[str, Any] = {}
     begin = time.perf_counter()
     try:
-        with server:
+        with begun() as server:
+            found["command"] = server.process.args
             found["start_s"] = server.wait_ready(options.start_s)
             found["start_block"] = [line for line in server.log_tail(4000).splitlines() if "  prefill " in line][:1]
             client = load.Client(server.url)
-            for asked in (name for name in kind.asks if name in (options.asks or kind.asks)):
+            for asked in kind.asks:
+                if options.asks and asked not in options.asks:
+                    continue
                 found[asked] = ASKS[asked](client, size, server.log)
     except Exception as error:  # one server must not keep the others from running
         found["error"] = f"{type(error).__name__}: {error}"[:4000]
@@ -197,36 +202,45 @@ def main() -> int:
     options.model = options.model or build(REHEARSED if options.rehearse else PRESET, options, packages)
     kinds = ELASTIC if options.elastic else SERVERS
     names = options.servers or ([n for n in kinds if n in REHEARSAL or options.elastic] if options.rehearse else kinds)
-    about = {**provenance.head(), "server versions": versions(packages), "model": str(options.model)}
-    result: dict[str, Any] = {**about, "servers": {}}
+    result: dict[str, Any] = {**about(packages), "model": str(options.model), "servers": {}}
     every, begin = {**SERVERS, **ELASTIC}, time.perf_counter()
-    started = {name: start(name, every[name], options, packages) for name in names if options.at_once}
+    starts: dict[str, Callable[[], Server]]
+    starts = {name: partial(start, name, every[name], options, packages) for name in names}
+    if options.at_once:
+        starts = {name: begun_now(begin_one) for name, begin_one in starts.items()}
     for name in names:
         if time.perf_counter() - begin > options.limit_s:
             result["servers"][name] = {"error": f"not run: {options.limit_s:.0f} s were over"}
         else:
-            server = started.get(name) or start(name, every[name], options, packages)
-            result["servers"][name] = run(every[name], server, options)
+            result["servers"][name] = run(every[name], starts[name], options)
         part = "elastic" if options.elastic else "servers"
         (options.out / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
-    for server in started.values():
-        server.stop()
     return int(any("error" in found for found in result["servers"].values()))
 
 
 REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader")
 
 
-def versions(packages: kit.Packages) -> dict[str, str]:
-    """What the servers run on, and the card; asked in a process that imports what they will."""
+def begun_now(begin: Callable[[], Server]) -> Callable[[], Server]:
+    """Begin now; what that gives, or raises, comes when it is asked for. A server not asked for ends with us."""
+    begun: Future[Server] = Future()
+    try:
+        begun.set_result(begin())
+    except Exception as error:
+        begun.set_exception(error)
+    return begun.result
+
+
+def about(packages: kit.Packages) -> dict[str, Any]:
+    """The head of the result and the card, asked in a process that imports what the servers will."""
     script = (
-        "import importlib.metadata as m, json, torch; "
-        "found = {n: m.version(n) for n in ('sglang', 'torch', 'triton', 'transformers', 'flashinfer-python') "
-        "if any(m.distributions(name=n))}; "
-        "print(json.dumps({**found, 'card': torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}))"
+        "import json, torch; from benchmarks import provenance; "
+        "card = torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'; "
+        "print(json.dumps({**provenance.head('sglang', 'torch', 'triton', 'transformers'), 'card': card}))"
     )
+    environment = {**os.environ, **packages.environment}
     command = [sys.executable, "-c", script]
-    said = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **packages.environment}).stdout
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, cwd=provenance.ROOT).stdout
     return dict(json.loads(said.splitlines()[-1]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import tarfile
@@ -184,7 +185,16 @@ def test_a_server_whose_synchronisations_are_counted_finds_what_this_process_fin
 
 
 def test_results_name_what_the_servers_ran_on() -> None:
-    found = servers.versions(kit.Packages())
-    assert found["sglang"]
-    assert found["torch"]
+    found = servers.about(kit.Packages())
+    assert found["versions"]["sglang"]
+    assert found["versions"]["torch"]
+    assert found["commit"]
     assert found["card"]
+
+
+def test_a_server_that_does_not_even_begin_is_reported_in_its_turn() -> None:
+    def fails() -> servers.Server:
+        raise OSError("no model was built")
+
+    begun = servers.begun_now(fails)
+    assert "no model was built" in servers.run(servers.Kind(), begun, argparse.Namespace(rehearse=True))["error"]
