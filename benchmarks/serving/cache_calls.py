@@ -7,7 +7,8 @@ Every call a scheduler makes for one request is timed, in microseconds of proces
 `match` (with the copied state, admission and the lock), `alloc` (the row, the state and the KV, which is full),
 `plan` (our hook when a prefill batch is put together: what to checkpoint, what the history learns), `insert` (the
 prompt) and `finish` (the answer: its KV and its insertion). Half of the requests continue an earlier one, the others
-are new below a prefix that a hundred share.
+are new below a prefix that a hundred share. Of as many requests more, `decisions` is what the questions to
+`prefix.Decisions` take, and `without` what is left of those requests: where the cost of decisions ends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,28 @@ WARM = 3000
 """Requests before the first that is timed: a server has learned what is used again, and does so ever more rarely."""
 
 
+class Timed:
+    """Decisions whose questions are timed, in microseconds of processor time since `spent_us` was set to 0."""
+
+    def __init__(self, decisions: Any) -> None:
+        self.decisions, self.spent_us = decisions, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.decisions, name)
+        if not callable(found):
+            return found
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return found(*args, **kwargs)
+            finally:
+                self.spent_us += 1e6 * (time.thread_time() - begin)
+
+        setattr(self, name, ask)  # from now on without this function
+        return ask
+
+
 class Load:
     """One kind of cache with its KV full; requests of the same distribution for every kind."""
 
@@ -52,6 +75,19 @@ class Load:
             self.request()
         for spans in self.times.values():
             spans.clear()
+
+    def share(self, requests: int) -> dict[str, list[float]]:
+        """What the decisions of `requests` take, and the rest of their calls."""
+        coordinator = self.tree.coordinator
+        timed = coordinator.decisions = coordinator.memory.decisions = Timed(coordinator.decisions)
+        coordinator.victims._decisions = timed
+        found: dict[str, list[float]] = {"decisions": [], "without": []}
+        for _ in range(requests):
+            timed.spent_us = 0.0
+            self.request()
+            found["decisions"].append(timed.spent_us)
+            found["without"].append(self.times["request"][-1] - timed.spent_us)
+        return found
 
     def words(self, count: int) -> list[int]:
         return [self.rng.randrange(1 << 20) for _ in range(count)]
@@ -121,17 +157,22 @@ def measure(leaves: int, requests: int) -> list[dict[str, Any]]:
             load.request()
     rows = []
     for kind, load in loads.items():
-        spans = {
-            name: {
-                "p50_us": statistics.median(times),
-                "mean_us": statistics.fmean(times),
-                "p99_us": sorted(times)[int(0.99 * len(times))],
-            }
-            for name, times in load.times.items()
-        }
+        spans = {name: span(times) for name, times in load.times.items()}
         states, tokens = load.tree.held()
         rows.append({"kind": kind, "leaves": leaves, "states": states, "tokens": tokens, **spans})
+        if load.tree.coordinator is not None:
+            rows[-1] |= {name: span(times) for name, times in load.share(requests).items()}
     return rows
+
+
+def span(times: list[float]) -> dict[str, float]:
+    """Median, mean and 99th percentile."""
+    ordered = sorted(times)
+    return {
+        "p50_us": statistics.median(ordered),
+        "mean_us": statistics.fmean(ordered),
+        "p99_us": ordered[int(0.99 * len(ordered))],
+    }
 
 
 def main() -> None:

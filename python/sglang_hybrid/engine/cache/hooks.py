@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakSet
 
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
-from sglang_hybrid.engine.cache.requests import tracked
+from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.segments import schedule
 
 _allocators: WeakSet[Any] = WeakSet()
@@ -68,12 +68,24 @@ def nobody_runs(adder: Any) -> bool:
 
 
 def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] | None:
-    """Add why tokens missed to what a response says of the cache: `miss_<reason>`, in tokens.
+    """What an output says of the cache, with the first and the last one of `req` also why tokens missed.
+
+    An answer that streams has an output for every token, and to say it in each would cost more than SGLang's own part
+    of it. `frontend.usage` keeps what the first said.
+    """
+    record = tracked(req)
+    if record.explained and not req.finished():
+        return result
+    record.explained = True
+    return explained(result, record)
+
+
+def explained(result: dict[str, Any] | None, record: Tracked) -> dict[str, Any] | None:
+    """Add why tokens missed to what SGLang says of a request's cached tokens: `miss_<reason>`, in tokens.
 
     `written` are the tokens of the prompt behind those it skipped, up to the last checkpoint it has saved so far, and
     `segment_tokens` those that reused segments stand for.
     """
-    record = tracked(req)
     if record.told is not None:
         return {**(result or {"device": 0, "host": 0}), **record.told}
     if record.misses is None or record.request is None:

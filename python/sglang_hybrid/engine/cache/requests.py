@@ -33,8 +33,9 @@ class Tracked:
     the `request` as the decisions see it from its first pass on, why tokens missed, and how deep it saved a state.
 
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `told` is what the server
-    that prefilled it says of the cache (`pairs/misses.py`). `segments` are those it marks (None: not read yet, False:
-    none), `composed` its last pass, if that reused or made any.
+    that prefilled it says of the cache (`pairs/misses.py`), `explained` whether its client knows why tokens missed.
+    `segments` are those it marks (None: not read yet, False: none), `composed` its last pass, if that reused or made
+    any.
     """
 
     known_tokens: int = 0
@@ -45,6 +46,7 @@ class Tracked:
     planned: list[Checkpoint] = field(default_factory=list)
     misses: dict[str, int] | None = None
     told: dict[str, int] | None = None
+    explained: bool = False
     saved_tokens: int = 0
     tip_node: Any = None
     finished: bool = False

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any
 
 PREFIX, WRITTEN, SEGMENTS = "miss_", "written", "segment_tokens"
+_KEPT = "sglang_hybrid_cached"
 
 
 class Cached(int):
@@ -111,13 +112,26 @@ def explain(
     return _with(usage, [_carrying(0, r["meta_info"].get("cached_tokens_details")) for r in responses[::n_choices]])
 
 
-def carry(_: Any, output: Any) -> None:
-    """Let the counts of cached tokens of a batch of outputs carry their misses to the end of a stream."""
+def carry(manager: Any, output: Any) -> None:
+    """Let the counts of cached tokens of a batch of outputs carry their misses to the end of a stream.
+
+    The scheduler says them with the first and the last output of a request (`cache.hooks.details`). The others get what
+    its first had, which is kept with SGLang's record of the request.
+    """
     details = getattr(output, "cached_tokens_details", None)
-    if details:
-        output.cached_tokens = [_carrying(*each) for each in zip(output.cached_tokens, details, strict=True)]
-        for each in filter(None, details):
-            each["device"] = _carrying(each.get("device", 0), each)
+    if not details:
+        return
+    counts = list(output.cached_tokens)
+    for at, (rid, said) in enumerate(zip(output.rids, details, strict=True)):
+        state = manager.rid_to_state.get(rid)
+        if said is not None and WRITTEN in said:
+            counts[at] = _carrying(counts[at], said)
+            said["device"] = _carrying(said.get("device", 0), said)
+            if state is not None:
+                setattr(state, _KEPT, (counts[at], said))
+        elif (kept := getattr(state, _KEPT, None)) is not None:
+            counts[at], details[at] = kept
+    output.cached_tokens = counts
 
 
 def explain_stream(
@@ -163,7 +177,7 @@ def anthropic(result: Any, usage: Any = None, **_: Any) -> Any:
     return result
 
 
-def _carrying(count: int, details: Mapping[str, Any] | None) -> int:
+def _carrying(count: int, details: Mapping[str, Any] | None) -> Cached:
     carrier = Cached(count)
     carrier.misses = _misses(details)
     carrier.written = (details or {}).get(WRITTEN, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hybrid.engine.cache.hooks import details
+from sglang_hybrid.engine.cache.hooks import explained
 from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.prefix.misses import REASONS
 
@@ -20,7 +20,7 @@ FIRST = 7
 
 def send(_: None, buffers: Any, req: Any) -> None:
     """After SGLang wrote what is handed over with the last chunk of `req`."""
-    said = details(None, None, req) or {}
+    said = explained(None, tracked(req)) or {}
     row = buffers.cached_tokens[req.metadata_buffer_index]
     for at, name in enumerate(NAMES, FIRST):
         row[at] = said.get(name, 0)
