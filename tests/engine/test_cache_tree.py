@@ -190,3 +190,43 @@ def test_the_guard_learns_what_is_saved_what_has_to_leave_and_that_all_is_gone(p
     serves("after a flush", prompts[-1])
     assert (guard.shadow.tree.states, guard.owed) == (1, 0)
     tree.check()
+
+
+def test_a_request_that_begins_again_in_an_emptied_cache_is_known_there() -> None:
+    """Weights are loaded in a pause: what ran was retracted, the cache emptied, and who ran begins anew."""
+    tree, rng = Tree("forecast", tokens=2048, states=8), random.Random(9)
+    coordinator = tree.coordinator
+    assert coordinator is not None
+    decisions, guard = coordinator.decisions, coordinator.decisions.guard
+    assert guard is not None
+    prompt, other = (rng.sample(range(3, 4000), 192) for _ in range(2))
+    record = Tracked()
+
+    def arrives(name: str, tokens: list[int], record: Tracked) -> None:
+        tree.clock.advance(1.0)
+        req = SimpleNamespace(
+            rid=name, origin_input_ids=tokens, return_logprob=False, sampling_params=SimpleNamespace()
+        )
+        coordinator._arrive(req, record, 0)
+
+    def saves(tokens: list[int]) -> Any:
+        tree.insert(tokens)
+        node = tree.core._node_arena[tree.match(tokens)[1]]
+        assert record.request is not None
+        coordinator.saved(node, record.request.tip, record)
+        return node
+
+    arrives("runs", prompt, record)
+    saves(prompt)
+    tree.cache.reset()
+    tree.slots.clear()
+    tree.rows.mamba_allocator.clear()
+    arrives("runs", prompt, record)  # it was retracted
+    assert coordinator.cached_tokens(record) == 0, "what it had saved is gone"
+    new = saves(prompt)
+    arrives("comes after that", other, Tracked())
+    assert record.request is not None
+    assert decisions._placed[record.request.tip] == (new, 192)
+    assert {id(node) for node, _ in decisions._placed.values()} == {id(new)}, "an old tree is held"
+    assert guard.shadow.tree.states == 1
+    tree.check()

@@ -87,13 +87,15 @@ class CacheCoordinator:
                 self._reserve(record, start, start + length, start + length >= len(req.origin_input_ids))
 
     def _arrive(self, req: Any, record: Tracked, start: int) -> None:
-        if record.request is not None:
-            return  # a later chunk, or a request that was retracted
         core = self.cache.tree_core
         if self._root is not core.root_node:
             if self._root is not None:
                 self.decisions.flushed()
             self._root = core.root_node
+        if record.request is not None:  # a later chunk, or a request that was retracted
+            if record.tip_node is not None and record.tip_node.id not in core._node_arena:
+                record.tip_node = None  # evicted meanwhile, or the cache was flushed in a pause
+            return
         ids = req.origin_input_ids if self.composer is None else self.composer.keyed(record, req.origin_input_ids)
         record.prompt = tokens = requests.ids(ids)
         record.request = request = self.decisions.arrive(
