@@ -63,11 +63,65 @@ def test_only_elastic_memory_is_given_back_under_load(
     assert idle.Gate().admit(asked, idle=False) == ([] if waits else asked)
 
 
-def test_a_paused_scheduler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+class Paused:
+    """A scheduler in a pause: `middle` says whether requests are in their middle; others wait to begin."""
+
+    _engine_paused = True
+
+    def __init__(self, middle: bool) -> None:
+        self._middle = middle
+        self.sent: list[tuple[Any, Any]] = []
+        self.ipc_channels = SimpleNamespace(send_to_tokenizer=self)
+
+    def is_fully_idle(self, ignore_waiting: bool = False) -> bool:
+        return ignore_waiting and not self._middle
+
+    def send_output(self, output: Any, message: Any) -> None:
+        self.sent.append((output, message))
+
+
+def test_in_a_pause_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "_gate", idle.Gate())
-    paused = SimpleNamespace(_engine_paused=True, is_fully_idle=lambda: False)
+    paused = Paused(middle=False)
     assert idle.hold(paused, [UPDATE]) == ((paused, [UPDATE]), {})
+    assert idle.hold(paused, [WORK, UPDATE]) == ((paused, [WORK]), {})
+    assert idle.hold(paused, []) == ((paused, [UPDATE]), {})
     busy = SimpleNamespace(_engine_paused=False, is_fully_idle=lambda: False)
     assert idle.hold(busy, [OTHER]) is None
     assert idle.hold(busy, [UPDATE]) == ((busy, []), {})
     assert idle.hold(paused, []) == ((paused, [UPDATE]), {})
+    assert paused.sent == []
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["in the pause", "right before it"])
+def test_an_update_that_would_flush_requests_in_their_middle_is_refused(
+    monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """SGLang would end the scheduler on an assertion; and nobody ends before whoever waits here goes on."""
+    from sglang.srt.managers import io_struct
+
+    monkeypatch.setattr(idle, "_gate", idle.Gate())
+    paused, update = Paused(middle=True), io_struct.UpdateWeightFromDiskReqInput(model_path="m")
+    busy = SimpleNamespace(_engine_paused=False, is_fully_idle=lambda: False)
+    if held:
+        assert idle.hold(busy, [update, LATER]) == ((busy, []), {})
+    assert idle.hold(paused, [OTHER] if held else [OTHER, update, LATER]) == (
+        (paused, [LATER, OTHER] if held else [OTHER, LATER]), {},
+    )  # fmt: skip
+    [(answer, asked)] = paused.sent
+    assert asked is update
+    assert not answer.success
+    assert "flush_cache false" in answer.message
+    assert idle.hold(paused, [UpdateWeightFromDiskReqInput(flush_cache=False)]) is None
+
+
+def test_every_update_of_weights_can_be_refused() -> None:
+    from sglang.srt.managers import io_struct
+
+    updates = [name for name in dir(io_struct) if name.startswith("UpdateWeight") and name.endswith("ReqInput")]
+    flushes = [name for name in updates if hasattr(getattr(io_struct, name), "flush_cache")]
+    assert len(flushes) >= 4
+    paused = Paused(middle=True)
+    for name in flushes:
+        assert idle._refuse(paused, type(name, (), {"flush_cache": True})())
+    assert {type(answer).__name__ for answer, _ in paused.sent} == {name[:-5] + "Output" for name in flushes}

@@ -3,6 +3,8 @@
 SGLang's HTTP process lets an update through when no client waits for an answer. The request of one that hung up may
 still be in the scheduler then, and a second HTTP worker knows nothing of the first one's clients; SGLang ends the
 scheduler on an assertion, after the weights have changed under whoever runs. This acts in the scheduler.
+
+In a pause nobody ends. An update that would empty the cache is refused there while requests are in their middle.
 """
 
 from __future__ import annotations
@@ -14,6 +16,11 @@ from sglang_hybrid.engine.cache.clock import is_request
 from sglang_hybrid.engine.frontend.settings import settings
 
 logger = logging.getLogger(__name__)
+
+_IN_THE_MIDDLE = (
+    "requests are paused in the middle of their answers, and what is cached for them cannot be flushed; pause with "
+    "mode retract or abort, or update with flush_cache false"
+)
 
 
 class Gate:
@@ -39,6 +46,11 @@ class Gate:
                     self._held.append(message)  # for requests that wait here
         return ready
 
+    def give(self) -> list[Any]:
+        """What is held, and then is not any more."""
+        held, self._held = self._held, []
+        return held
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -48,11 +60,35 @@ _gate = Gate()
 
 
 def hold(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """A scheduler is about to handle what it received. One that is paused is the administrator's own affair."""
+    """A scheduler is about to handle what it received."""
     if not len(_gate) and not any(map(_needs_idle, received)):
         return None
-    idle = scheduler._engine_paused or scheduler.is_fully_idle()
+    idle = _is_idle(scheduler)
+    if scheduler._engine_paused and not idle:
+        received = [message for message in (*_gate.give(), *received) if not _refuse(scheduler, message)]
     return (scheduler, _gate.admit(received, idle)), {}
+
+
+def _is_idle(scheduler: Any) -> bool:
+    """Whether SGLang would empty its cache now. In a pause it does not mind requests that wait to begin."""
+    if scheduler._engine_paused:
+        try:
+            return bool(scheduler.is_fully_idle(ignore_waiting=True))
+        except TypeError:  # 0.5.17 minds them
+            pass
+    return bool(scheduler.is_fully_idle())
+
+
+def _refuse(scheduler: Any, message: Any) -> bool:
+    """Answer `message` if it is an update that would wait here: whoever sent it may end the pause only then."""
+    name = type(message).__name__
+    if not name.startswith("UpdateWeight") or not _needs_idle(message):
+        return False
+    from sglang.srt.managers import io_struct
+
+    answer = getattr(io_struct, name.removesuffix("Input") + "Output")(success=False, message=_IN_THE_MIDDLE)
+    scheduler.ipc_channels.send_to_tokenizer.send_output(answer, message)
+    return True
 
 
 def _needs_idle(message: Any) -> bool:

@@ -50,7 +50,7 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.managers.schedule_policy:AddReqResult", IMPORT, "cache.hooks segments.schedule", SCHEDULER),
     Use("srt.managers.schedule_policy:CLIP_MAX_NEW_TOKENS", IMPORT, "pools.memory", SCHEDULER, when="elastic"),
-    Use("srt.managers:io_struct", IMPORT, "frontend.ids", SCHEDULER),
+    Use("srt.managers:io_struct", IMPORT, "frontend.ids frontend.idle", SCHEDULER),
     Use("srt.mem_cache.allocator.mamba:MambaSlotAllocator", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use(
         "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator",
