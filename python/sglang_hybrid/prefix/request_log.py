@@ -207,7 +207,8 @@ class RecordedDecisions(Decisions):
 
     def saved(self, request: Request, positions: list[int]) -> None:
         super().saved(request, positions)
-        self._log.write("saved", request.id, positions)
+        # A retracted request computes its answer like a prompt: of states in there nothing is learned.
+        self._log.write("saved", request.id, [at for at in positions if at < request.key.size])
 
     def fit(self, states: int = UNLIMITED, kv_tokens: int = UNLIMITED, held_bytes: int = UNLIMITED) -> None:
         super().fit(states, kv_tokens, held_bytes)

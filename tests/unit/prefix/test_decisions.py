@@ -176,6 +176,24 @@ def test_a_replay_follows_requests_that_were_aborted_in_mid_prefill(tmp_path: Pa
     assert found.evictions == 3
 
 
+def test_a_replay_follows_requests_that_were_retracted_in_mid_answer(tmp_path: Path) -> None:
+    """They compute their answer like a prompt, with states behind what arrived."""
+    path, rng = tmp_path / "requests.jsonl", random.Random(9)
+    log = RequestLog(path, 10_000_000)
+    decisions = RecordedDecisions(log, SPEC, "forecast")
+    prompt = words(rng, 200)
+    request = decisions.arrive("a", prompt, 1.0, 0, 0)
+    decisions.computed("a")
+    decisions.saved(request, [199])
+    decisions.saved(request, [230])
+    decisions.computed("a")
+    decisions.finish(request, np.concatenate((prompt, words(rng, 60))), 2.0, 250)
+    decisions.arrive("b", prompt, 3.0, 199, 199)
+    log.close()
+    found = replay(path)
+    assert (found.requests, found.differences) == (2, [])
+
+
 def test_a_replay_notices_another_decision(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     log = RequestLog(path, 10_000_000)
