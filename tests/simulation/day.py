@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_hybrid.plugin import activate_platform
 from tests.simulation.fingerprint import answer
-from tests.simulation.load import SHAPES, Event, Limits, day
+from tests.simulation.load import PAUSED, SHAPES, Event, Limits, day
 from tests.simulation.scheduler import Clock, SimulatedScheduler
 
 if __name__ == "__mp_main__":
@@ -80,6 +80,10 @@ class Day:
             self._next += 1
             if event.flush:
                 self.server.flush()
+            elif event.pause:
+                self.server.pause(event.pause)
+            elif event.go:
+                self.server.go()
             elif event.abort:
                 if event.rid not in self.server.finished:
                     self.server.abort(event.rid)
@@ -107,7 +111,10 @@ class Day:
                 self._check_books()
 
     def _nobody_ran(self) -> None:
-        if self.server.waiting or self.server.scheduler.running_batch.reqs:
+        if self.server.scheduler._engine_paused:
+            if self._leads:
+                self.clock.seconds = max(self.clock.seconds, self.events[self._next].seconds)
+        elif self.server.waiting or self.server.scheduler.running_batch.reqs:
             self._idle_turns += 1
             if self._idle_turns > STUCK:
                 raise Violation(f"{self.server.waiting} requests wait, nobody runs, and nothing changes")
@@ -192,7 +199,7 @@ def _rank(plan: Plan, rank: int, server_args: Any, port_args: Any, results: Any)
         held.max_running_requests,
     )
     priorities = "--enable-priority-scheduling" in plan.flags
-    shapes = [shape for shape in SHAPES if not plan.shapes or shape.__name__ in plan.shapes]
+    shapes = [shape for shape in PAUSED if shape.__name__ in plan.shapes] or list(SHAPES)
     events = day(plan.seed, limits, plan.hours, priorities, shapes)
     for event in events:
         event.seconds += server.clock.seconds
@@ -267,7 +274,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in SHAPES], default=())
+    parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in PAUSED], default=())
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--preset", choices=("gdn", "mamba2"), default="gdn")
     parser.add_argument("--prefill", choices=("triton", "flashinfer"), default="triton")

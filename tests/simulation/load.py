@@ -13,7 +13,8 @@ Prompt = list[int]
 
 @dataclass
 class Event:
-    """At `seconds` a client sends a request, hangs up on one (`abort`), or an operator flushes the cache.
+    """At `seconds` a client sends a request, hangs up on one (`abort`), or an operator flushes the cache, pauses the
+    scheduler by one of SGLang's modes (`pause`), or lets it `go` on.
 
     `more` are fields of SGLang's request: priority, extra_key, boundaries.
     """
@@ -24,6 +25,8 @@ class Event:
     new_tokens: int = 0
     abort: bool = False
     flush: bool = False
+    pause: str = ""
+    go: bool = False
     more: dict[str, object] = field(default_factory=dict)
 
 
@@ -127,7 +130,27 @@ def flushes(random: Random, limits: Limits, name: str) -> Iterator[Event]:
         yield Event(random.uniform(0, 700), flush=True)
 
 
+def pauses(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Weights are trained beside the server: it pauses in the middle of everything, and is mostly flushed meanwhile."""
+    shelf = [text(random, random.randrange(60, limits.context // 2)) for _ in range(3)]
+    for wave in range(8):
+        began = 60.0 * wave
+        for number in range(random.randrange(4, 3 * limits.rows)):
+            prompt = random.choice(shelf) + text(random, random.randrange(1, 60))
+            more: dict[str, object] = {"boundaries": [len(prompt) - 1]} if random.random() < 0.3 else {}
+            rid = f"{name}-{wave}-{number}"
+            yield Event(began + random.uniform(0, 0.2), rid, prompt, random.randrange(1, 60), more=more)
+            if random.random() < 0.1:
+                yield Event(began + random.uniform(0, 2), rid, abort=True)
+        for at in sorted(random.uniform(0, 1) for _ in range(random.randrange(1, 4))):
+            yield Event(began + at, pause=random.choice(("retract", "retract", "in_place")))
+            if random.random() < 0.7:
+                yield Event(began + at + 1e-4, flush=True)
+            yield Event(began + at + 2e-4, go=True)
+
+
 SHAPES = (conversations, burst, giants, long_answers, documents, scan, hang_ups, flushes)
+PAUSED = (*SHAPES, pauses)
 
 
 def day(

@@ -140,6 +140,16 @@ class SimulatedScheduler:
 
         self._send(FlushCacheReqInput())
 
+    def pause(self, mode: str) -> None:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._send(PauseGenerationReqInput(mode=mode))  # type: ignore[arg-type]
+
+    def go(self) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        self._send(ContinueGenerationReqInput())
+
     def shut_down(self) -> None:
         """All ranks leave their loop."""
         from sglang.srt.managers.io_struct import ShutdownReq
@@ -159,6 +169,9 @@ class SimulatedScheduler:
         """One turn of SGLang's event loop; returns the batch that ran."""
         held = self.scheduler
         held.ingest_requests()
+        if held._engine_paused:
+            self._read_outbox()
+            return None
         plan = held.get_next_batch_to_run(running_batch=held.running_batch, last_batch=held.last_batch)
         held.running_batch = plan.running_batch
         batch = plan.batch_to_run

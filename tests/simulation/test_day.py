@@ -30,6 +30,23 @@ def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, fla
 
 
 @SLOW
+@pytest.mark.parametrize(
+    ("preset", "seed", "flags"),
+    [
+        ("gdn", 21, SMALL),
+        ("gdn", 22, (*ELASTIC, "--enable-priority-scheduling")),
+        ("mamba2", 23, (*ELASTIC, "--mamba-radix-cache-strategy", "no_buffer")),
+    ],
+)
+def test_a_server_is_paused_in_the_middle_of_everything(
+    models: Models, preset: str, seed: int, flags: tuple[str, ...]
+) -> None:
+    """Requests that a pause retracts begin anew, mostly in a cache that was flushed meanwhile."""
+    [result] = simulate(models(preset), seed, 1, (*flags, *ROWS), "--preset", preset, "--shapes", "pauses")
+    assert result["hit_tokens"] > 0
+
+
+@SLOW
 @pytest.mark.parametrize(("seed", "strategy"), [(17, "extra_buffer"), (18, "no_buffer")])
 def test_flashinfer_gives_back_states_behind_every_64_tokens(models: Models, seed: int, strategy: str) -> None:
     flags = (*SMALL, "--mamba-radix-cache-strategy", strategy, *ROWS)
