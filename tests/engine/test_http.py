@@ -156,6 +156,13 @@ def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
     assert (status, KEY in text, MASTER in text) == (200, False, False)
 
 
+@pytest.mark.parametrize("action", ["start", "stop", "dump"])
+def test_experts_that_nobody_records_end_no_scheduler(client: Client, server: Server, action: str) -> None:
+    status, text = Client(server, MASTER).answer(f"/{action}_expert_distribution_record", method="GET")
+    assert (status, "--expert-distribution-recorder-mode" in text) == (400, True)
+    assert len(client.generate(PROMPT, 2)[0]) == 2
+
+
 def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
     """The client's id is the beginning of another's."""
     assert eventually(lambda: running(client) == 0)

@@ -121,6 +121,26 @@ def test_a_signal_to_the_group_ends_the_server_cleanly(
     assert "died" not in said
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_server_told_to_stop_in_a_pause_answers_first(
+    models: Callable[[str], Path], tmp_path: Path, mode: str
+) -> None:
+    sampling = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": [5] * 40, "sampling_params": sampling, "stream": True}
+    with Server(models("gdn"), log=tmp_path / "server.log") as server:
+        server.wait_ready(PATIENCE_S)
+        client, family = Client(server), children(server)
+        with client.open("/generate", json.dumps(body).encode(), PATIENCE_S) as answer:
+            assert b"data: {" in answer.readline(), "it has begun to answer"
+            client.post("/pause_generation", {"mode": mode})
+            server.process.terminate()
+            chunks = answer.read().decode().split("\n\n")
+        assert chunks[-2] == "data: [DONE]"
+        assert json.loads(chunks[-3].removeprefix("data: "))["meta_info"]["completion_tokens"] == 200
+        assert server.process.wait(PATIENCE_S) == 0
+        assert survivors(family) == []
+
+
 @pytest.mark.parametrize(
     ("number", "send", "status"),
     [

@@ -93,7 +93,8 @@ class CacheCoordinator:
                 self.decisions.flushed()
             self._root = core.root_node
         if record.request is not None:  # a later chunk, or a request that was retracted
-            if record.tip_node is not None and record.tip_node.id not in core._node_arena:
+            tip = record.tip_node
+            if tip is not None and core._node_arena.get(tip.id) is not tip:
                 record.tip_node = None  # evicted meanwhile, or the cache was flushed in a pause
             return
         ids = req.origin_input_ids if self.composer is None else self.composer.keyed(record, req.origin_input_ids)

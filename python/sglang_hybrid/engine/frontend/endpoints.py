@@ -111,6 +111,12 @@ def require_messages(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         raise ConfigError("messages has at least one message: []")
 
 
+def check_recorder(manager: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse to record how experts are used where nothing records it; SGLang's scheduler would end on it."""
+    if manager.server_args.expert_distribution_recorder_mode is None:
+        raise ConfigError("this server records no use of experts; start it with --expert-distribution-recorder-mode stat")
+
+
 async def ollama_stream(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Ollama's streams tell of a bad request in a line of their own; SGLang's break off."""
     response = await original(*args, **kwargs)

@@ -19,6 +19,7 @@ _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpda
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
+_RECORD = _TOKENIZER + "TokenizerManager.{}_expert_distribution_record"
 _CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
 _RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
@@ -338,6 +339,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
+    Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
+    Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
+    Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook("srt.sampling.sampling_params:get_max_seq_length", "AFTER", "frontend.stop_patterns:span", HTTP),
     Hook(_USAGE + "calculate_response_usage", "AFTER", "frontend.usage:explain", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._handle_batch_output", "BEFORE", "frontend.usage:carry", HTTP),

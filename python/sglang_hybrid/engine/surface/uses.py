@@ -37,6 +37,7 @@ USES: tuple[Use, ...] = (
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
+    Use("srt.managers.io_struct:ContinueGenerationReqInput", IMPORT, "frontend.drain", HTTP),
     Use("srt.managers.io_struct:SessionParams", IMPORT, "frontend.arrival", HTTP),
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.mamba:mamba", IMPORT, "segments.linear", SCHEDULER, when="segments"),
