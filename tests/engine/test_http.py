@@ -163,6 +163,17 @@ def test_experts_that_nobody_records_end_no_scheduler(client: Client, server: Se
     assert len(client.generate(PROMPT, 2)[0]) == 2
 
 
+def test_an_administrators_mistake_ends_no_scheduler(client: Client, server: Server) -> None:
+    administrator = Client(server, MASTER)
+    assert administrator.answer("/resume_memory_occupation", {})[0] == 200
+    assert administrator.answer("/release_memory_occupation", {"tags": ["kv_cache"]})[0] == 200
+    assert [administrator.answer("/resume_memory_occupation", {})[0] for _ in range(2)] == [200, 200]
+    nobody = {"master_address": "127.0.0.1", "ports": "1", "group_name": "a"}
+    status, text = administrator.answer("/send_weights_to_remote_instance", nobody)
+    assert (status, "/init_weights_send_group_for_remote_instance" in text) == (400, True)
+    assert len(client.generate(PROMPT, 2)[0]) == 2
+
+
 def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
     """The client's id is the beginning of another's."""
     assert eventually(lambda: running(client) == 0)

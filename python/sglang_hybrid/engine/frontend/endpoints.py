@@ -114,7 +114,9 @@ def require_messages(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
 def check_recorder(manager: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse to record how experts are used where nothing records it; SGLang's scheduler would end on it."""
     if manager.server_args.expert_distribution_recorder_mode is None:
-        raise ConfigError("this server records no use of experts; start it with --expert-distribution-recorder-mode stat")
+        raise ConfigError(
+            "this server records no use of experts; start it with --expert-distribution-recorder-mode stat"
+        )
 
 
 async def ollama_stream(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
+_WORKER = "srt.managers.tp_worker:BaseTpWorker."
 _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
@@ -339,6 +340,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
+    Hook(_UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
+    Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
