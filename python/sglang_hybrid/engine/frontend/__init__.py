@@ -11,12 +11,15 @@
 | an id that begins another's id aborts it                | it aborts its own request              | ids.py           |
 | the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
 | weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
+| an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
+| so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
+| a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
-`ids.py`, `grammars.py` and `idle.py` act in the scheduler. `hooks.py` registers all of it, `limits.py` holds the
-bounds; docs/security.md lists them.
+`ids.py`, `grammars.py`, `idle.py` and `mistakes.py` act in the scheduler. `engine/surface/hooks.py` registers all of
+it, `limits.py` holds the bounds; docs/security.md lists them.
 """

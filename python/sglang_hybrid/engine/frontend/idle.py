@@ -4,7 +4,7 @@ SGLang's HTTP process lets an update through when no client waits for an answer.
 still be in the scheduler then, and a second HTTP worker knows nothing of the first one's clients; SGLang ends the
 scheduler on an assertion, after the weights have changed under whoever runs. This acts in the scheduler.
 
-In a pause nobody ends. An update that would empty the cache is refused there while requests are in their middle.
+In a pause no request ends: an update that would empty the cache is refused there if requests have begun.
 """
 
 from __future__ import annotations
