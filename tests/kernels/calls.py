@@ -88,16 +88,19 @@ def chunk_transition(delta: bool, by_channel: bool) -> dict[str, Any]:
 
 
 def operators(family: str, *lead: int) -> dict[str, Tensor]:
-    """Four entries; dense ones have eight bits."""
+    """Four entries; dense ones have eight bits, and in the family "rows" their transitions are in a pool of 5 rows."""
     front, names = (*lead, 4, HEADS), ("transition", "end_state")
-    if family == "dense":
-        shapes = {"transition": (*front, K, K), "end_state": (*front, V, K)}
-        made = {n: (randn(*shapes[n], seed=i) * 40).to(torch.int8) for i, n in enumerate(names)}
-        made |= {f"{n}_scale": randn(*front, K, seed=i + 2).abs() * 0.003 for i, n in enumerate(names)}
+    if family in ("dense", "rows"):
+        fronts = {"transition": (5,) if family == "rows" else front, "end_state": front}
+        tails = {"transition": (K, K), "end_state": (V, K)}
+        made = {n: (randn(*fronts[n], *tails[n], seed=i) * 40).to(torch.int8) for i, n in enumerate(names)}
+        made |= {f"{n}_scale": randn(*fronts[n], K, seed=i + 2).abs() * 0.003 for i, n in enumerate(names)}
     else:
         shape = (*front, K) if family == "diagonal" else front
         made = {"transition": randn(*shape, seed=0).sigmoid(), "end_state": randn(*front, V, K, seed=1)}
-    return made | {"vanishing": randn(*front, seed=7) > 0.5}
+    if family == "rows":
+        made["transition_rows"] = torch.randint(-1, 5, front, generator=torch.Generator().manual_seed(7))
+    return made
 
 
 def compose(family: str, groups: int = 1) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def compose(family: str, groups: int = 1) -> dict[str, Any]:
     }
 
 
-def chunk_h_jump(by_channel: bool) -> dict[str, Any]:
+def chunk_h_jump(by_channel: bool, family: str = "dense") -> dict[str, Any]:
     made = packed(40, by_channel)
     return {
         "k": normalize(randn(40, HEADS, K, seed=1), dim=-1) if by_channel else made["k"],
@@ -124,7 +127,7 @@ def chunk_h_jump(by_channel: bool) -> dict[str, Any]:
         "cu_seqlens": ints(0, 10, 22, 40),
         "request_rows": ints(0, 2, 3),
         "jump": ints(2, -1, 1),
-        **operators("dense"),
+        **operators(family),
         "chunk_size": 16,
     }
 
@@ -209,8 +212,11 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "chunk_transition gla": ("chunk_transition", chunk_transition(False, True)),
     "compose dense": ("compose", compose("dense")),
     "compose dense in groups": ("compose", compose("dense", 2)),
+    "compose by rows": ("compose", compose("rows")),
+    "compose by rows in groups": ("compose", compose("rows", 2)),
     "compose diagonal": ("compose", compose("diagonal")),
     "chunk_h_jump gdn": ("chunk_h_jump", chunk_h_jump(False)),
+    "chunk_h_jump gdn by rows": ("chunk_h_jump", chunk_h_jump(False, "rows")),
     "chunk_h_jump kda": ("chunk_h_jump", chunk_h_jump(True)),
     "rerotate_scatter": ("rerotate_scatter", rerotate_scatter()),
     "seam_attention": ("seam_attention", seam_attention()),

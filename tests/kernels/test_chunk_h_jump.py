@@ -195,10 +195,10 @@ def test_stored_operators_and_vanishing_heads(interpreted, kind: torch.dtype):
             arguments[f"{name}_scale"] = scale = x.abs().amax(-2) / 127
             x = x / scale[..., None, :]
         arguments[name] = x.round().to(kind) if kind is torch.int8 else x.to(kind)
-    arguments["vanishing"] = torch.zeros(3, 2, dtype=torch.bool)
-    arguments["vanishing"][1, 0] = True
+    arguments |= {name: x.flatten(0, 1) for name, x in arguments.items() if name.startswith("transition")}
+    arguments["transition_rows"] = torch.tensor([[0, 1], [-1, 3], [4, 2]], dtype=torch.int32)
     if kind is torch.bfloat16:
-        arguments["transition"][1, 0] = float("nan")
+        arguments["transition"][5] = float("nan")
     want = dict(arguments, state=arguments["state"].clone())
     h, v_new = interpreted("chunk_h_jump", **arguments)
     want_h, want_v_new = chunk_h_jump(**want)

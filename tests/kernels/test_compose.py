@@ -105,7 +105,11 @@ def test_segments_that_were_prefilled_apart_join_to_the_text(interpreted, family
     text = some.cut((0, sum(lengths)))
     want = recurrences.run(text, 0, pool[0, 0])[-1]
     got = pool.float()
-    one_layer = {name: x[None] for name, x in (stored | scales | {"vanishing": vanishing}).items()}
+    one_layer = {name: x[None] for name, x in (stored | scales).items()}
+    if dense:
+        cells = torch.arange(vanishing.numel()).view_as(vanishing)
+        one_layer |= {name: x[0].flatten(0, 1) for name, x in one_layer.items() if name.startswith("transition")}
+        one_layer["transition_rows"] = cells.masked_fill(vanishing, -1)[None]
     chain = (*rows([0], [0]), entries, *rows([0, 4]))
     interpreted("compose", got, *chain, **one_layer)
     assert (got[0, 0] - want).abs().max() < STORAGE[kind] * want.abs().max()
@@ -214,15 +218,15 @@ def test_a_row_has_the_same_bits_alone_and_in_company(interpreted, groups: int):
 
 def test_vanishing_transitions_are_not_read(interpreted):
     operators = stored("dense", torch.bfloat16, 1, 3, 2, 64, 64)
-    operators["transition"][0, 1, 0] = float("nan")
-    vanishing = torch.zeros(1, 3, 2, dtype=torch.bool)
-    vanishing[0, 1, 0] = True
+    matrices = operators["transition"].flatten(0, 2)
+    matrices[[2, 5]] = float("nan")  # as are row -1 and what an entry's own row would be
+    transition_rows = torch.tensor([[[4, 1], [-1, 3], [0, 4]]])
     pool = randn(1, 3, 2, 64, 64, dtype=torch.float32)
     pool[:, 2] = float("nan")
     want = pool.clone()
-    args = (*rows([0, 1], [2, 1], [0, 1, 1], [0, 2, 3]), operators["transition"], operators["end_state"])
-    interpreted("compose", pool, *args, vanishing=vanishing)
-    compose(want, *args, vanishing=vanishing)
+    args = (*rows([0, 1], [2, 1], [0, 1, 1], [0, 2, 3]), matrices, operators["end_state"])
+    interpreted("compose", pool, *args, transition_rows=transition_rows)
+    compose(want, *args, transition_rows=transition_rows)
     assert pool.isfinite().all()
     assert torch.equal(pool[0, 1, 0], operators["end_state"][0, 1, 0].float())
     assert (pool - want).abs().max() < 1e-5 * want.abs().max()
@@ -261,7 +265,6 @@ BAD = {
         "transition": torch.zeros(1, 2, 2, dtype=torch.int8),
         "transition_scale": torch.zeros(1, 2, 2),
     },
-    "convert vanishing to": {"vanishing": torch.zeros(1, 2, 2)},
     "tree_groups to 1, .*: 0": {"tree_groups": 0},
     "for dense transitions only: 2": {"tree_groups": 2, "transition": torch.zeros(1, 2, 2)},
 }

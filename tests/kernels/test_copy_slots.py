@@ -183,6 +183,41 @@ def test_unchecked_slots_out_of_range_are_skipped(interpreted: Any):
         assert all(torch.equal(pool, want) for pool, want in zip(pools, expected, strict=True))
 
 
+def overlapping(shape: tuple[int, ...], dtype: torch.dtype, distance: int, slots: int) -> Tensor:
+    """A pool full of 7 whose slots begin every `distance` elements: they overlap where that is less than a slot has."""
+    size = torch.Size(shape).numel()
+    room = torch.full(((slots - 1) * distance + size,), 7, dtype=dtype)
+    return room.as_strided((slots, *shape), (distance, *torch.empty(shape).stride()))
+
+
+@pytest.mark.parametrize("distance", [64, 52, 600])
+@pytest.mark.parametrize("shape", [(16, 16), (2, 16, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_into_slots_that_overlap(interpreted: Any, dtype: torch.dtype, shape: tuple[int, ...], distance: int):
+    """Pools of rows that are numbered in a part of a row: what no pair names keeps its bits."""
+    given, source = [randn(4, *shape)], torch.arange(4)
+    destination = torch.tensor([11, -1, 0, 6])  # 5 x 52 elements are more than a row
+
+    def empty() -> dict[str, list[Tensor]]:
+        pool = {"into": [overlapping(shape, dtype, distance, 12)]}
+        if dtype is torch.int8:
+            pool["into_scales"] = [overlapping((*shape[:-2], 1, shape[-1]), torch.float32, distance // 4, 12)]
+        return pool
+
+    got, want, plain = empty(), empty(), empty()
+    interpreted("copy_slots", given, source, destination, slot_dim=0, check_slots=False, **got)
+    copy_slots(given, source, destination, slot_dim=0, check_slots=False, **want)
+    dense = [torch.zeros(4, *shape, dtype=dtype)]
+    scale = [torch.zeros(4, *shape[:-2], 1, shape[-1])] if dtype is torch.int8 else None
+    copy_slots(given, source, source, into=dense, into_scales=scale, slot_dim=0)
+    for pool, values in zip([x for some in plain.values() for x in some], [*dense, *(scale or [])], strict=True):
+        for read, write in ((0, 11), (2, 0), (3, 6)):
+            pool[write] = values[read]
+    for name, pools in plain.items():
+        assert torch.equal(whole(want[name][0]), whole(pools[0]))
+        assert torch.equal(whole(got[name][0]), whole(pools[0]))
+
+
 A, B = torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 5, dtype=torch.int8)
 ONE, SCALE = torch.tensor([1]), torch.zeros(2, 3, 1, 5)
 BAD = {

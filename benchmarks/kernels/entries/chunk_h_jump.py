@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
+from benchmarks.kernels.stored import BYTES, KEPT, as_stored, rows_of, transition_of
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
 
 SEAM, QUERY = 16, 64
 """Tokens run at a seam (eight on each side), and behind the last segment."""
 
 
-def _inputs(model: Model, seams: int, size: int, stored: torch.dtype) -> Any:
+def _inputs(model: Model, seams: int, size: int, stored: torch.dtype, by_row: bool) -> Any:
     def build(device: torch.device, generator: torch.Generator, small: bool) -> dict[str, Any]:
         heads, k, rows = model.value_heads, model.head_dim, 2 if small else seams + 1
         lengths = [SEAM] * (rows - 1) + [QUERY]
@@ -27,14 +28,19 @@ def _inputs(model: Model, seams: int, size: int, stored: torch.dtype) -> Any:
         key = torch.nn.functional.normalize(random(tokens, model.key_heads, k), dim=-1)
         row_starts = torch.tensor([0, *lengths], device=device).cumsum(0)
         index = {"cu_seqlens": row_starts, "request_rows": [0, rows], "jump": list(range(rows)), "slots": [1]}
+        front: tuple[int, ...] = (rows, heads)
+        segments = as_stored("end_state", random(*front, k, k), stored)
+        if by_row:
+            segments["transition_rows"], count = rows_of(*front, device=device)
+            front = (count,)
+        segments |= as_stored("transition", random(*front, k, k) * k**-0.5, stored)
         return {
             "k": key.bfloat16(),
             "w": (random(tokens, heads, k) * 0.1 * k**-0.5).bfloat16(),
             "u": random(tokens, heads, k).bfloat16(),
             "g": -0.1 * random(tokens, heads).abs(),
             "state": random(2, heads, k, k),
-            "transition": (random(rows, heads, k, k) * k**-0.5).to(stored),
-            "end_state": random(rows, heads, k, k).to(stored),
+            **segments,
             "chunk_size": size,
             **{name: torch.as_tensor(value, device=device) for name, value in index.items()},
         }
@@ -56,7 +62,8 @@ def _stock_rows(**inputs: Any) -> Tensor:
     lengths = [SEAM] * (inputs["jump"].numel() - 1) + [QUERY]
     first = 0
     for row, length in enumerate(lengths):
-        running[0] = torch.baddbmm(inputs["end_state"][row].float(), running[0], inputs["transition"][row].float())
+        transition = transition_of(inputs["transition"], inputs.get("transition_rows"), row).float()
+        running[0] = torch.baddbmm(inputs["end_state"][row].float(), running[0], transition)
         span = slice(first, first + length)
         k, w, u, g = (inputs[name][None, span] for name in ("k", "w", "u", "g"))
         chunk_gated_delta_rule_fwd_h(k=k, w=w, u=u, g=g, initial_state=running, initial_state_indices=slot)
@@ -64,26 +71,28 @@ def _stock_rows(**inputs: Any) -> Tensor:
     return running
 
 
-def _case(model: Model, seams: int, size: int, stored: torch.dtype) -> Case:
+def _case(model: Model, seams: int, size: int, stored: torch.dtype, by_row: bool = False) -> Case:
     heads, k, rows = model.value_heads, model.head_dim, seams + 1
     tokens = SEAM * seams + QUERY
     chunks = seams * -(-SEAM // size) + -(-QUERY // size)
     matrix = heads * k * k
+    transitions = matrix // KEPT if by_row else matrix
+    scale = 4 / k if stored is torch.int8 else 0
     return Case(
         operation="chunk_h_jump",
-        name=f"{model.name} seams={seams} chunk={size} {str(stored).removeprefix('torch.')}",
-        inputs=_inputs(model, seams, size, stored),
+        name=f"{model.name} seams={seams} chunk={size} {str(stored).removeprefix('torch.')}" + " by rows" * by_row,
+        inputs=_inputs(model, seams, size, stored, by_row),
         call=partial(_call, chunks),
         tolerance=0.02,
         moved_bytes=(
-            rows * 2 * matrix * stored.itemsize  # operators
+            int(rows * (transitions + matrix) * (stored.itemsize + scale))  # operators
             + chunks * matrix * 2  # h
             + 2 * matrix * 4  # state
             + tokens * (heads * k * 3 * 2 + model.key_heads * k * 2 + heads * 4)  # w, u, v_new, k, g
         ),
-        flops=rows * 2 * matrix * k + tokens * 4 * matrix,
+        flops=rows * 2 * transitions * k + tokens * 4 * matrix,
         heads=(-3, -2, -3),
-        baselines={"SGLang, row by row": _stock_rows},
+        baselines={} if stored is torch.int8 else {"SGLang, row by row": _stock_rows},
     )
 
 
@@ -92,4 +101,5 @@ CASES = [
     _case(QWEN3_NEXT, 16, 64, torch.bfloat16),
     _case(QWEN3_NEXT, 16, 16, torch.float32),
     _case(QWEN3_NEXT, 4, 16, torch.bfloat16),
+    *(_case(QWEN3_NEXT, 16, 16, stored, by_row=True) for stored in BYTES),
 ]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.registry import MODELS, Case, Model
+from benchmarks.kernels.stored import BYTES, KEPT, as_stored, rows_of, transition_of
 from sglang_hybrid_kernels.compose import compose
 
 SEGMENTS = 8
-BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
 
 
-def _inputs(model: Model, stored: torch.dtype, layers: int, tree_groups: int) -> Any:
+def _inputs(model: Model, stored: torch.dtype, layers: int, tree_groups: int, by_row: bool) -> Any:
     def build(device: torch.device, generator: torch.Generator, small: bool) -> dict[str, Any]:
         heads, k = model.value_heads, model.head_dim
         some = (1, 2) if small else (layers, SEGMENTS)
@@ -23,13 +23,12 @@ def _inputs(model: Model, stored: torch.dtype, layers: int, tree_groups: int) ->
             return torch.randn(*shape, generator=generator, device=device)
 
         made: dict[str, Any] = {"pool": random(some[0], 2, heads, k, k), "tree_groups": tree_groups}
-        for name, scale in (("transition", k**-0.5), ("end_state", 1.0)):
-            values = random(*some, heads, k, k) * scale
-            if stored is torch.int8:
-                step = values.abs().amax(-2, keepdim=True) / 127
-                made |= {name: (values / step).round().to(torch.int8), f"{name}_scale": step.squeeze(-2)}
-            else:
-                made[name] = values.to(stored)
+        front: tuple[int, ...] = (*some, heads)
+        made |= as_stored("end_state", random(*front, k, k), stored)
+        if by_row:
+            made["transition_rows"], count = rows_of(*front, device=device)
+            front = (count,)
+        made |= as_stored("transition", random(*front, k, k) * k**-0.5, stored)
         rows = {"source": [0], "destination": [1], "chain": list(range(some[1])), "chain_offsets": [0, some[1]]}
         return made | {name: torch.tensor(value, device=device) for name, value in rows.items()}
 
@@ -41,28 +40,32 @@ def _call(**inputs: Any) -> Tensor:
     return inputs["pool"]
 
 
-def _batched_matmul(pool: Tensor, transition: Tensor, end_state: Tensor, chain: Tensor, **_: Any) -> Tensor:
+def _batched_matmul(
+    pool: Tensor, transition: Tensor, end_state: Tensor, chain: Tensor, transition_rows: Tensor | None = None, **_: Any
+) -> Tensor:
     """The chain in PyTorch: one batched multiply-add per segment, the state through memory each time."""
     state = pool[:, 0].flatten(0, 1)
     for entry in range(chain.numel()):
-        t, s = (x[:, entry].flatten(0, 1).to(pool.dtype) for x in (transition, end_state))
+        both = transition_of(transition, transition_rows, slice(None), entry), end_state[:, entry]
+        t, s = (x.flatten(0, 1).to(pool.dtype) for x in both)
         state = torch.baddbmm(s, state, t)
     pool[:, 1] = state.unflatten(0, pool[:, 1].shape[:2])
     return pool
 
 
-def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int) -> Case:
+def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int, by_row: bool = False) -> Case:
     matrix = layers * model.value_heads * model.head_dim**2
-    scales = 0 if stored is not torch.int8 else 8 * layers * model.value_heads * model.head_dim
+    kept = matrix // KEPT if by_row else matrix  # the other heads need the last end state only
+    scale = 4 / model.head_dim if stored is torch.int8 else 0
     name = f"{model.name} {str(stored).removeprefix('torch.')} layers={layers} tree_groups={tree_groups}"
     return Case(
         operation="compose",
-        name=name,
-        inputs=_inputs(model, stored, layers, tree_groups),
+        name=name + " by rows" * by_row,
+        inputs=_inputs(model, stored, layers, tree_groups, by_row),
         call=_call,
         tolerance=1e-4,
-        moved_bytes=SEGMENTS * (2 * matrix * BYTES[stored] + scales) + 2 * 4 * matrix,
-        flops=SEGMENTS * 2 * matrix * model.head_dim,
+        moved_bytes=int((SEGMENTS * 2 * kept + matrix - kept) * (BYTES[stored] + scale)) + 4 * (kept + matrix),
+        flops=SEGMENTS * 2 * kept * model.head_dim,
         heads=(-3,),
         baselines={} if stored is torch.int8 else {"torch.baddbmm per segment": _batched_matmul},
     )
@@ -71,4 +74,6 @@ def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int) -> C
 CASES = [
     *(_case(model, stored, model.linear_layers, 1) for model in MODELS for stored in BYTES),
     *(_case(MODELS[0], torch.bfloat16, 1, groups) for groups in (1, 4)),
+    *(_case(MODELS[0], stored, MODELS[0].linear_layers, 1, by_row=True) for stored in BYTES),
+    _case(MODELS[0], torch.bfloat16, 1, 4, by_row=True),
 ]

@@ -25,7 +25,7 @@ def chunk_h_jump(
     *,
     transition_scale: Tensor | None = None,
     end_state_scale: Tensor | None = None,
-    vanishing: Tensor | None = None,
+    transition_rows: Tensor | None = None,
     chunk_size: int = 64,
     check_slots: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,8 @@ def chunk_h_jump(
     cu_seqlens   [rows + 1] virtual row j holds tokens cu_seqlens[j] to cu_seqlens[j + 1]; rows may be empty.
     request_rows [requests + 1] request r owns rows request_rows[r] to request_rows[r + 1].
     jump         [rows] segment entry to jump over before the row, -1 for none.
-    transition, end_state and their scales, vanishing: segment entries as for `compose`, without the leading layers.
+    transition, end_state, their scales and transition_rows: segment entries as for `compose`, without the leading
+                 layers: with transition_rows [entries, heads], transition is [rows, K, K] as there.
 
     h is [chunks, heads, V, K] in k's dtype: every row has ceil(length / chunk_size) chunks, row after row. v_new has
     the shape and dtype of u. check_slots=False leaves out the checks that read index tensors, which on a GPU wait for
@@ -61,7 +62,7 @@ def chunk_h_jump(
     order of sums.
     Source: HYPIC, seam recomputation; Gated DeltaNet, chunked WY form.
     """
-    operators = Operators(transition, end_state, transition_scale, end_state_scale, vanishing)
+    operators = Operators(transition, end_state, transition_scale, end_state_scale, transition_rows)
     plan = Plan(k, w, u, g, state, slots, cu_seqlens, request_rows, jump, operators, chunk_size)
     chunks = plan.check(check_slots)
     if backend_for(state) == "triton":

@@ -75,6 +75,7 @@ class Plan:
         used = self.slots[self.slots >= 0].tolist()
         require(len(set(used)) == len(used), "give each request a slot of its own", used)
         require_entries("jump", self.jump, entries, least=-1)
+        self.operators.check_rows(self.jump[self.jump >= 0])
         require_cu_seqlens(self.request_rows, rows)
         require_cu_seqlens(self.cu_seqlens, tokens)
         return int(self.chunk_counts().sum())

@@ -49,4 +49,7 @@ def _after(plan: Plan, state: Tensor, chunk: slice, v_new: Tensor) -> Tensor:
 
 
 def _one_layer(operators: Operators) -> Operators:
-    return Operators(*(None if x is None else x[None] for x in vars(operators).values()))
+    """With a leading dimension of layers; a pool of rows has none."""
+    pool = () if operators.transition_rows is None else ("transition", "transition_scale")
+    named = vars(operators).items()
+    return Operators(**{name: x if x is None or name in pool else x[None] for name, x in named})

@@ -17,6 +17,7 @@ from sglang_hybrid_kernels.compose.triton import (
     FAMILY,
     apply_transition,
     load_end_state,
+    operands,
     require_supported,
     split,
 )
@@ -28,7 +29,7 @@ BLOCK_V = 32
 def chunk_h_jump_kernel(
     k, w, u, g, v_new, h, state, state_slot, state_head, slots, cu_seqlens, request_rows, chunk_starts, jump,
     transition, t_entry, t_head, t_scale, ts_entry, ts_head, end_state, s_entry, s_head, s_scale, ss_entry, ss_head,
-    vanishing, g_entry, g_head, H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    t_rows, tr_entry, tr_head, H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """grid [cdiv(V, BV), requests * H]."""
@@ -42,15 +43,17 @@ def chunk_h_jump_kernel(
         entry = tl.load(jump + row).to(tl.int64)
         if entry >= 0:
             kept = True
-            if vanishing is not None:
-                kept = tl.load(vanishing + entry * g_entry + head * g_head) == 0
+            t_row = entry
+            if t_rows is not None:
+                t_row = tl.load(t_rows + entry * tr_entry + head * tr_head).to(tl.int64)
+                kept = t_row >= 0
             p_t_scale, p_s_scale = t_scale, s_scale
             if t_scale is not None:
-                p_t_scale = t_scale + entry * ts_entry + head * ts_head
+                p_t_scale = t_scale + t_row * ts_entry + head * ts_head
             if s_scale is not None:
                 p_s_scale = s_scale + entry * ss_entry + head * ss_head
             if kept:
-                p_t = transition + entry * t_entry + head * t_head
+                p_t = transition + t_row * t_entry + head * t_head
                 x = apply_transition(x, p_t, p_t_scale, o_k, K, FAMILY, SPLIT)
             else:
                 x = tl.zeros_like(x)
@@ -106,7 +109,7 @@ def chunk_h_jump(plan: Plan, chunks: int) -> tuple[Tensor, Tensor]:
     chunk_h_jump_kernel[(triton.cdiv(v, block), plan.slots.numel() * heads)](
         *(k, w, u, g, v_new, h, state, *state.stride()[:2], plan.slots.contiguous(), plan.cu_seqlens.contiguous()),
         *(plan.request_rows.contiguous(), counts.cumsum(0) - counts, plan.jump.contiguous()),
-        *[item for x in operators.in_order() for item in (x, *((0, 0) if x is None else x.stride()[:2]))],
+        *operands(operators, 2),
         H=heads,
         KEY_HEADS=k.shape[1],
         K=key_dim,

@@ -20,7 +20,7 @@ def compose(
     *,
     transition_scale: Tensor | None = None,
     end_state_scale: Tensor | None = None,
-    vanishing: Tensor | None = None,
+    transition_rows: Tensor | None = None,
     tree_groups: int = 1,
     check_slots: bool = True,
 ) -> None:
@@ -41,18 +41,23 @@ def compose(
                      scalar (Mamba2)    [layers, entries, heads].
     end_state        [layers, entries, heads, V, K], S_C: the segment's state from a zero start.
     *_scale          [layers, entries, heads, K] float, for int8 storage: value = int8 * scale of its last axis.
-    vanishing        [layers, entries, heads] bool; where true T_C counts as zero and is not read.
+    transition_rows  [layers, entries, heads] int32 or int64, dense only. `transition` is then a pool [rows, K, K], its
+                     scale [rows, K], and this names the row with an entry's and head's T_C, in any order, also one row
+                     several times. Negative: T_C counts as zero and is not read; the state becomes S_C. Rows may
+                     overlap in memory (any stride of the first dimension) where only some of their numbers are meant.
+                     Their stride should be a multiple of 16 elements: by any other, Triton loads element by element.
     tree_groups      dense only. 1 composes in order. g > 1 first composes each chain's g equal parts into operators, in
                      parallel, then chains those: more multiplications (K more columns), 1/g of the serial steps.
 
     Reduction order depends on the row's own chain and on tree_groups, never on what else is in the batch: a row's bits
     are the same alone and in company. Different tree_groups give different rounding.
 
-    check_slots=False leaves out the checks that read source, destination, chain and chain_offsets, which on a GPU wait
-    for the device; their values are then trusted. Raises ValueError for bad input, before anything is written.
+    check_slots=False leaves out the checks that read source, destination, chain, chain_offsets and transition_rows,
+    which on a GPU wait for the device; their values are then trusted. Raises ValueError for bad input, before anything
+    is written.
     Source: HYPIC, composition of linear recurrences (T_2 T_1, T_2 S_1 + S_2).
     """
-    operators = Operators(transition, end_state, transition_scale, end_state_scale, vanishing)
+    operators = Operators(transition, end_state, transition_scale, end_state_scale, transition_rows)
     plan = Plan(pool, source, destination, chain, chain_offsets, operators, tree_groups)
     plan.check(check_slots)
     if not source.numel() or not pool.numel():

@@ -24,16 +24,19 @@ SCALE_TYPES = (*STATE_TYPES, torch.float16)
 
 @dataclass(frozen=True)
 class Operators:
-    """Segment entries as they are stored: transition and end state [*lead, entries, heads, ...], see `compose`."""
+    """Segment entries as they are stored, see `compose`: transition and end state [*lead, entries, heads, ...], or
+    transitions [rows, K, K] and where they are, transition_rows [*lead, entries, heads]."""
 
     transition: Tensor
     end_state: Tensor
     transition_scale: Tensor | None
     end_state_scale: Tensor | None
-    vanishing: Tensor | None
+    transition_rows: Tensor | None
 
     @property
     def family(self) -> str:
+        if self.transition_rows is not None:
+            return "dense"
         return ("dense", "diagonal", "scalar")[self.end_state.dim() - self.transition.dim()]
 
     def check(self, lead: tuple[int, ...], heads: int, v: int, k: int) -> int:
@@ -42,17 +45,28 @@ class Operators:
         require_shape("end_state", self.end_state, (*front, v, k))
         entries = self.end_state.shape[len(lead)]
         front = (*lead, entries, heads)
-        tails: tuple[tuple[int, ...], ...] = ((), (k,), (k, k))
-        scalar, diagonal, dense = ([*front, *tail] for tail in tails)
-        shape = list(self.transition.shape)
-        remedy = f"transition must have shape {scalar} (scalar), {diagonal} (diagonal) or {dense} (dense)"
-        require(shape in (scalar, diagonal, dense), remedy, shape)
-        self._check_stored("transition", self.transition, self.transition_scale, front, k)
         self._check_stored("end_state", self.end_state, self.end_state_scale, front, k)
-        if self.vanishing is not None:
-            require_shape("vanishing", self.vanishing, front)
-            require_dtype("vanishing", self.vanishing, (torch.bool,))
+        shape = list(self.transition.shape)
+        if self.transition_rows is not None:
+            remedy = f"give transition_rows with dense transitions only, in a pool [rows, {k}, {k}]"
+            require(len(shape) == 3 and shape[1:] == [k, k], remedy, shape)
+            require_shape("transition_rows", self.transition_rows, front)
+            require_dtype("transition_rows", self.transition_rows, INTEGERS)
+            front = (shape[0],)
+        else:
+            tails: tuple[tuple[int, ...], ...] = ((), (k,), (k, k))
+            scalar, diagonal, dense = ([*front, *tail] for tail in tails)
+            remedy = f"transition must have shape {scalar} (scalar), {diagonal} (diagonal) or {dense} (dense)"
+            require(shape in (scalar, diagonal, dense), remedy, shape)
+        self._check_stored("transition", self.transition, self.transition_scale, front, k)
         return entries
+
+    def check_rows(self, used: Tensor) -> None:
+        """Every row that these entries name is in the pool. Reads the values. Raises ValueError."""
+        if self.transition_rows is not None and used.numel() and self.transition_rows.numel():
+            rows, highest = self.transition.shape[0], int(self.transition_rows[..., used, :].max())
+            remedy = f"transition_rows must name rows of transition, 0 to {rows - 1}, or be negative"
+            require(highest < rows, remedy, highest)
 
     def _check_stored(self, name: str, tensor: Tensor, scale: Tensor | None, front: tuple[int, ...], k: int) -> None:
         require_dtype(name, tensor, STORED_TYPES)
@@ -70,7 +84,7 @@ class Operators:
 
     def in_order(self) -> tuple[Tensor | None, ...]:
         """The order of the kernels' arguments."""
-        return self.transition, self.transition_scale, self.end_state, self.end_state_scale, self.vanishing
+        return self.transition, self.transition_scale, self.end_state, self.end_state_scale, self.transition_rows
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,7 @@ class Plan:
             require_slots("destination", self.destination, slots)
             require_entries("chain", self.chain, entries, least=0)
             require_cu_seqlens(self.chain_offsets, self.chain.numel())
+            self.operators.check_rows(self.chain)
             _require_no_race(self.source.tolist(), self.destination.tolist())
 
 

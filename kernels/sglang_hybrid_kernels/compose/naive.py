@@ -32,17 +32,26 @@ def compose(plan: Plan) -> None:
 
 
 def operator(stored: Operators, entry: int, dtype: torch.dtype) -> Operator:
-    """One entry of [layers, entries, heads, ...] over all layers, in `dtype`."""
-    transition, end_state = stored.transition[:, entry].to(dtype), stored.end_state[:, entry].to(dtype)
-    if stored.transition_scale is not None:
-        scale = stored.transition_scale[:, entry].to(dtype)
-        transition = transition * (scale[..., None, :] if transition.ndim == 4 else scale)
+    """One entry of [layers, entries, heads, ...] over all layers, in `dtype`; zero where it has no transition."""
+    end_state = stored.end_state[:, entry].to(dtype)
     if stored.end_state_scale is not None:
         end_state = end_state * stored.end_state_scale[:, entry].to(dtype)[..., None, :]
-    if stored.vanishing is not None:
-        gone = stored.vanishing[:, entry]
-        transition = transition.masked_fill(gone.reshape(gone.shape + (1,) * (transition.ndim - 2)), 0.0)
+    if stored.transition_rows is None:
+        return _transition(stored, (slice(None), entry), dtype), end_state
+    rows = stored.transition_rows[:, entry]
+    kept = rows >= 0
+    transition = end_state.new_zeros(*rows.shape, *stored.transition.shape[1:])
+    transition[kept] = _transition(stored, (rows[kept],), dtype)
     return transition, end_state
+
+
+def _transition(stored: Operators, at: tuple[slice | int | Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """The transitions that this index picks, in `dtype`."""
+    transition = stored.transition[at].to(dtype)
+    if stored.transition_scale is not None:
+        scale = stored.transition_scale[at].to(dtype)
+        transition = transition * (scale[..., None, :] if transition.ndim > scale.ndim else scale)
+    return transition
 
 
 def applied(state: Tensor, transition: Tensor) -> Tensor:

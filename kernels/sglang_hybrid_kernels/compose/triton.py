@@ -54,29 +54,53 @@ def load_end_state(s, s_scale, o_v, o_k, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
+def _last_without_transition(first, end, layer, head, chain, t_rows, tr_layer, tr_entry, tr_head):
+    """(i, row): the last i in first:end with a negative row for chain[i]; else i = first and a row that is not."""
+    i, row = end, tl.full((), 0, tl.int64)
+    while (i > first) & (row >= 0):
+        i -= 1
+        row = tl.load(t_rows + layer * tr_layer + tl.load(chain + i).to(tl.int64) * tr_entry + head * tr_head)
+        row = row.to(tl.int64)
+    return i, row
+
+
+@triton.jit
 def _carried(
     x, first, end, is_state, o_v, o_k, layer, head, chain,
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
-    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
+    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, t_rows, tr_layer, tr_entry, tr_head,
     K: tl.constexpr, V: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """x after chain[first:end]; the end states are added where is_state."""
+    """x after chain[first:end]; the end states are added where is_state.
+
+    Nothing is left of what comes before a segment without a transition, so the loop begins behind the last of these:
+    that nothing depends on a row in the loop keeps its loads ahead of its products.
+    """
+    if t_rows is not None:
+        last, row = _last_without_transition(first, end, layer, head, chain, t_rows, tr_layer, tr_entry, tr_head)
+        if row < 0:
+            x = tl.zeros_like(x)
+            if is_state:
+                entry = tl.load(chain + last).to(tl.int64)
+                p_end_scale = s_scale
+                if s_scale is not None:
+                    p_end_scale = s_scale + layer * ss_layer + entry * ss_entry + head * ss_head
+                p_s = end_state + layer * s_layer + entry * s_entry + head * s_head
+                x += load_end_state(p_s, p_end_scale, o_v, o_k, K, V)
+            first = last + 1
     for i in range(first, end):
         entry = tl.load(chain + i).to(tl.int64)
+        t_row = entry
+        if t_rows is not None:
+            t_row = tl.load(t_rows + layer * tr_layer + entry * tr_entry + head * tr_head).to(tl.int64)
         p_scale = t_scale
         if t_scale is not None:
-            p_scale = t_scale + layer * ts_layer + entry * ts_entry + head * ts_head
+            p_scale = t_scale + layer * ts_layer + t_row * ts_entry + head * ts_head
         p_end_scale = s_scale
         if s_scale is not None:
             p_end_scale = s_scale + layer * ss_layer + entry * ss_entry + head * ss_head
-        p_t = transition + layer * t_layer + entry * t_entry + head * t_head
-        if vanishing is not None:
-            if tl.load(vanishing + layer * g_layer + entry * g_entry + head * g_head):
-                x = tl.zeros_like(x)
-            else:
-                x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT)
-        else:
-            x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT)
+        p_t = transition + layer * t_layer + t_row * t_entry + head * t_head
+        x = apply_transition(x, p_t, p_scale, o_k, K, FAMILY, SPLIT)
         if is_state:
             p_s = end_state + layer * s_layer + entry * s_entry + head * s_head
             x += load_end_state(p_s, p_end_scale, o_v, o_k, K, V)
@@ -87,7 +111,7 @@ def _carried(
 def compose_kernel(
     pool, p_layer, p_slot, p_head, source, destination, chain, offsets, layers, heads,
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
-    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
+    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, t_rows, tr_layer, tr_entry, tr_head,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One block of BV state rows of one head, layer and row. Blocks of a head are neighbours: they share T in L2."""
@@ -108,7 +132,7 @@ def compose_kernel(
             x, tl.load(offsets + row), tl.load(offsets + row + 1), True, o_v, o_k, layer, head, chain,
             transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
             end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head,
-            vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT,
+            t_rows, tr_layer, tr_entry, tr_head, K, V, FAMILY, SPLIT,
         )  # fmt: skip
         tl.store(base + written * p_slot + tile, x.to(pool.dtype.element_ty), mask=inside)
 
@@ -117,7 +141,7 @@ def compose_kernel(
 def fold_kernel(
     out_t, out_s, chain, offsets, layers, heads, groups,
     transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
-    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, vanishing, g_layer, g_entry, g_head,
+    end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head, t_rows, tr_layer, tr_entry, tr_head,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, FAMILY: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one part's operator: end-state rows start from zero, transition rows from the identity."""
@@ -141,7 +165,7 @@ def fold_kernel(
         x, first, end, is_state, o_v, o_k, layer, head, chain,
         transition, t_layer, t_entry, t_head, t_scale, ts_layer, ts_entry, ts_head,
         end_state, s_layer, s_entry, s_head, s_scale, ss_layer, ss_entry, ss_head,
-        vanishing, g_layer, g_entry, g_head, K, V, FAMILY, SPLIT,
+        t_rows, tr_layer, tr_entry, tr_head, K, V, FAMILY, SPLIT,
     )  # fmt: skip
     cell = (layer * (tl.num_programs(0) // blocks // heads // layers) + part) * heads + head
     tile = o_v[:, None] * K + o_k[None, :]
@@ -168,7 +192,9 @@ def compose(plan: Plan) -> None:
         tiles = tiling(operators, v, k)
         blocks = triton.cdiv(v, tiles["BV"]) + triton.cdiv(k, tiles["BV"])
         fold_kernel[(rows * groups * layers * heads * blocks,)](
-            *(folded.transition, folded.end_state, chain, offsets, layers, heads, groups), *operands(operators), **tiles
+            *(folded.transition, folded.end_state, chain, offsets, layers, heads, groups),
+            *operands(operators, 3),
+            **tiles,
         )
         operators = folded
         chain = torch.arange(rows * groups, dtype=torch.int32, device=device)
@@ -176,7 +202,7 @@ def compose(plan: Plan) -> None:
     tiles = tiling(operators, v, k)
     compose_kernel[(rows * layers * heads * triton.cdiv(v, tiles["BV"]),)](
         *(pool, *pool.stride()[:3], source, destination, chain, offsets, layers, heads),
-        *operands(operators),
+        *operands(operators, 3),
         **tiles,
     )
 
@@ -202,6 +228,16 @@ def split(operators: Operators) -> bool:
     return operators.transition.dtype != torch.float32
 
 
-def operands(operators: Operators) -> list[Any]:
-    """Each tensor [layers, entries, heads, ...] or None, followed by its three leading strides."""
-    return [item for x in operators.in_order() for item in (x, *((0, 0, 0) if x is None else x.stride()[:3]))]
+def operands(operators: Operators, lead: int) -> list[Any]:
+    """Each tensor or None, followed by its strides of the `lead` dimensions [layers,] entries, heads. A pool of rows
+    takes a row in the entries' place, the same one in every layer and head: strides of 0."""
+    made: list[Any] = []
+    pooled = operators.transition_rows is not None
+    for x, by_row in zip(operators.in_order(), (pooled, pooled, False, False, False), strict=True):
+        if x is None:
+            made += [None, *(0,) * lead]
+        elif by_row:
+            made += [x, *(0,) * (lead - 2), x.stride(0), 0]
+        else:
+            made += [x, *x.stride()[:lead]]
+    return made
