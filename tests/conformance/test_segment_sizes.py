@@ -47,9 +47,11 @@ def of_sglang(spec: ModelSpec, tp: int) -> Shapes:
 def test_a_segment_costs_what_its_blocks_take(name: str, tp: int, dtype: str) -> None:
     spec = preset(name)
     costs = segment_costs(spec.per_rank(tp), dtype)
-    store = Store(of_sglang(spec, tp), dtype, 2 * costs.block_bytes, torch.device("meta"))
+    store = Store(of_sglang(spec, tp), dtype, 3 * costs.block_bytes, torch.device("meta"))
     assert (store.state_bytes, store.token_bytes) == (costs.state_bytes, costs.token_bytes)
+    assert (store.transitions, store.transition_bytes) == (costs.transitions, costs.transition_bytes)
     assert (store.block_tokens, store.block_bytes) == (costs.block_tokens, costs.block_bytes)
+    assert store.blocks.transitions.cut.slots == costs.block_transitions
     assert costs.window == store.shapes.window[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.core.segments import segment_costs
+from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.segment.geometry import Range
 from tests.engine.composition import Composition
 from tests.engine.support import Client, Prompt, eventually
@@ -17,6 +20,7 @@ from tests.engine.support import Client, Prompt, eventually
 ON = ("--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.2")
 ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.03")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
+SEAMS = 8 + 8
 LOGPROB_ERROR = 2e-4
 """Between two float32 implementations; a wrong state, window or rotation is off by hundredths and more."""
 
@@ -78,7 +82,7 @@ class Asker:
         wanted = self.judge.logprobs(prompt, answer["output_ids"], composed)
         given = [each[0] for each in answer["meta_info"]["output_token_logprobs"]]
         worst = max(abs(a - b) for a, b in zip(given, wanted.tolist(), strict=True))
-        assert worst < LOGPROB_ERROR, (len(prompt), composed, said(answer))
+        assert worst < LOGPROB_ERROR, (len(prompt), composed, worst, list(said(answer).items()))
 
 
 def said(answer: dict[str, Any]) -> dict[str, int]:
@@ -257,6 +261,32 @@ def test_clients_that_hang_up_leave_nothing_behind(
     asker.client.flush()
     prompt, segments = asker.prompt(documents, 7)
     asker.check(prompt, asker.ask(prompt, segments), segments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_heads_that_forget_keep_no_transition(
+    serve: Callable[..., Client], models: Callable[[str], Path], compositions: Callable[[str], Composition], dtype: str
+) -> None:
+    asker = Asker(serve("reader-gdn", *ON, "--hybrid-segment-dtype", dtype), compositions("reader-gdn"), seed=13)
+    asker.client.flush()
+    documents = [asker.tokens(n) for n in (100, 200, 400)]
+    for document in documents:
+        prompt, segments = asker.prompt([document], 10)
+        asker.ask(prompt, segments)
+    costs = segment_costs(from_config(models("reader-gdn"), kv_dtype="float32", conv_dtype="float32"), dtype)
+    least = sum(costs.state_bytes + (n - SEAMS) * costs.token_bytes for n in (100, 200, 400))
+
+    def kept() -> int:
+        """Transitions of the three segments, by their bytes."""
+        return (json.loads(asker.client.get("/hybrid/segments"))["bytes"] - least) // costs.transition_bytes
+
+    assert eventually(lambda: kept() < 3 * costs.transitions), "of three segments"
+    share = json.loads(asker.client.get("/hybrid/segments"))["transitions_kept"]
+    assert 0.2 < share < 0.7, "some heads remember a long text"
+    assert kept() == round(share * 3 * costs.transitions)
+    if dtype == "float32":
+        prompt, segments = asker.prompt(documents, 30)
+        asker.check(prompt, asker.ask(prompt, segments), segments)
 
 
 @pytest.mark.slow

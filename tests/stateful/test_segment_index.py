@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sglang_hybrid.segment.geometry import Range, Seams
 from sglang_hybrid.segment.index import Entry
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
-from tests.unit.segment.played import BLOCK_TOKENS, Memory, Played, a_prompt, an_index
+from tests.unit.segment.played import BLOCK_TOKENS, BLOCK_TRANSITIONS, Memory, Played, a_prompt, an_index
 
 ALL = 1 << 40
 DOCUMENTS = [
@@ -41,17 +41,18 @@ class Asked:
 class SegmentMachine(RuleBasedStateMachine):
     blocks = 8
     pooled = False
+    transitions = 0
     width, window, page, most = 8, 3, 1, 1000
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = an_index(self.blocks, history_marks=20, pooled=self.pooled)
+        self.index = an_index(self.blocks, history_marks=20, pooled=self.pooled, transitions=self.transitions)
         self.seams = Seams(self.width, self.window)
         self.memory = Memory.of(self.index)
         self.requests: list[Asked] = []
         self.batch: list[Asked] = []
         self.now = 0.0
-        self.entries: dict[int, Entry] = {}
+        self.unsettled: list[Entry] = []
 
     @precondition(lambda self: len(self.requests) < 4)
     @rule(
@@ -116,6 +117,7 @@ class SegmentMachine(RuleBasedStateMachine):
         passes = [request.prompt.commit(self.index) for request in self.batch]
         for request, made in zip(self.batch, passes, strict=True):
             self.memory.make(made, request.prompt.ids)
+            self.unsettled += [cold.entry for cold in made.cold]
         for request, made in zip(self.batch, passes, strict=True):
             request.played.run(made)
             if request.done:
@@ -133,6 +135,15 @@ class SegmentMachine(RuleBasedStateMachine):
         else:
             request.prompt.end(self.index)
             self.requests.remove(request)
+
+    @precondition(lambda self: self.unsettled)
+    @rule(share=st.floats(0.0, 1.0))
+    def settle(self, share: float) -> None:
+        """It is known which transitions vanished, maybe of an entry that is gone."""
+        entry = self.unsettled.pop(0)
+        kept = int(share * self.transitions)
+        self.index.settle(entry, kept)
+        assert entry.transitions.size in (kept, 0)
 
     @precondition(lambda self: len(self.index))
     @rule(data=st.data(), everything=st.booleans())
@@ -160,9 +171,11 @@ class SegmentMachine(RuleBasedStateMachine):
         assert all(entry.making == (number in making) for number, entry in held.items() if not entry.void)
         assert len({*states}) == len(states)
         assert len({*slots}) == len(slots)
-        with_kv = {slot // BLOCK_TOKENS for slot in slots}
-        assert not with_kv & {*states}
-        assert index.blocks.free_blocks == self.blocks - len(states) - len(with_kv), "the rest is free"
+        of_transitions = [slot for entry in held.values() for slot in entry.transitions.tolist()]
+        assert len({*of_transitions}) == len(of_transitions)
+        kinds = [{*states}, {slot // BLOCK_TOKENS for slot in slots}, {t // BLOCK_TRANSITIONS for t in of_transitions}]
+        assert len(set.union(*kinds)) == sum(map(len, kinds)), "a block holds one kind"
+        assert index.blocks.free == self.blocks - sum(map(len, kinds)), "the rest is free"
         assert index.counts.made + len(making) >= len(index)
 
     def teardown(self) -> None:
@@ -173,7 +186,8 @@ class SegmentMachine(RuleBasedStateMachine):
         assert len(self.index._order) == len(self.index), "nobody relies on anything"
         self.index.clear()
         self.index.check()
-        assert (self.index.blocks.free_blocks, self.index.blocks.free_tokens) == (self.blocks, 0)
+        blocks = self.index.blocks
+        assert (blocks.free, blocks.kv.free, blocks.transitions.free) == (self.blocks, 0, 0)
 
 
 CASES = {
@@ -181,6 +195,9 @@ CASES = {
     "pages": {"page": 64, "most": 256},
     "small pages and passes": {"page": 16, "most": 120},
     "hardly any memory": {"blocks": 4},
+    "transitions": {"transitions": 6, "blocks": 10},
+    "hardly any memory for transitions": {"transitions": 3, "blocks": 4},
+    "transitions in a pool": {"transitions": 6, "blocks": 10, "pooled": True},
     "a pool": {"pooled": True},
     "no seams": {"width": 0, "window": 0},
     "wide seams": {"width": 16, "window": 0, "page": 16, "most": 200},

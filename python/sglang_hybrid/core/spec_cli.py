@@ -89,7 +89,8 @@ def _segment(spec: ModelSpec) -> dict[str, Any] | None:
     first = next(iter(costs.values()))
     return {
         "tokens": SEGMENT_TOKENS,
-        "state_bytes": {dtype: its.state_bytes for dtype, its in costs.items()},
+        "state_bytes": {dtype: its.whole_bytes for dtype, its in costs.items()},
+        "least_state_bytes": {dtype: its.state_bytes for dtype, its in costs.items()},
         "kv_bytes": SEGMENT_TOKENS * first.token_bytes,
         "jump_flops": first.jump_flops,
     }
@@ -99,7 +100,11 @@ def _segment_lines(spec: ModelSpec) -> list[tuple[str, str]]:
     found = _segment(spec)
     if found is None:
         return []
-    sizes = [f"{size / 2**20:,.1f} MiB in {dtype}" for dtype, size in found["state_bytes"].items()]
+    sizes = []
+    for dtype, most in found["state_bytes"].items():
+        least = found["least_state_bytes"][dtype]
+        span = f"{most / 2**20:,.1f}" if least == most else f"{least / 2**20:,.1f} to {most / 2**20:,.1f}"
+        sizes.append(f"{span} MiB in {dtype}")
     kv = f"{found['kv_bytes'] / 2**20:,.1f} MiB of KV"
     return [(f"segment of {SEGMENT_TOKENS:,}", f"{kv}, and states of {', '.join(sizes)}")]
 

@@ -84,13 +84,17 @@ def _segments(cache: Any, config: HybridConfig) -> list[str]:
     if composer is None:
         return []
     store, seams = composer.store, composer.seams
-    thousand = store.state_bytes + 1024 * store.token_bytes
+    least, matrices = store.state_bytes, store.transitions * store.transition_bytes
+    thousand = least + matrices + 1024 * store.token_bytes
+    states = _size(least + matrices)
+    if matrices:
+        states = f"{_size(least)} to {states}"
     size = _size(store.total_bytes)
     if config.memory == "elastic":
         size = f"up to {size}, shared with KV and states"
     return [
-        f"  segments     {size}, {store.total_bytes // thousand:,} of 1,024 tokens, each "
-        f"{_size(store.state_bytes)} of states in {config.segment_dtype} and {_size(1024 * store.token_bytes)} of KV",
+        f"  segments     {size}, {store.total_bytes // thousand:,} of 1,024 tokens or more, each "
+        f"{states} of states in {config.segment_dtype} and {_size(1024 * store.token_bytes)} of KV",
         f"               {seams.head} + {seams.tail} tokens at their ends are computed with every use; "
         "an answer over reused segments is an APPROXIMATION",
     ]

@@ -18,9 +18,10 @@ from sglang_hybrid.prefix.reuse.history import History
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.mark import LATER, Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens
-from sglang_hybrid.segment.blocks import Blocks, Slots
+from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.keys import Key
 from sglang_hybrid.segment.order import ByValue, Order
+from sglang_hybrid.segment.slabs import Slots
 
 COLD, EVICTED, REFUSED = "segment_cold", "segment_evicted", "segment_refused"
 """Why a segment's interior is computed, as `prefix.misses` names it."""
@@ -30,7 +31,8 @@ _WORDS = 3  # of 30 bits, by which the history knows a segment
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One segment's interior of `tokens` tokens: its states in `block`, its KV in `slots` ([tokens] int64).
+    """One segment's interior of `tokens` tokens: its states in `block`, its KV in `slots` ([tokens] int64), and its
+    heads' transitions in the slots `transitions`, all of them until it is known which vanish (`SegmentIndex.settle`).
 
     `making` until the pass that computes it is certain to run; `void` if that never will. `pins` counts the requests
     that rely on it. `alive` while it can be found.
@@ -40,6 +42,7 @@ class Entry:
     tokens: int
     block: int
     slots: Slots
+    transitions: Slots
     mark: Mark
     number: int
     making: bool = True
@@ -63,20 +66,23 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes that an entry holds on each of `ranks`: `state_bytes`, and `token_bytes` for each token of its interior."""
+    """Bytes that an entry holds on each of `ranks`: `state_bytes`, `token_bytes` for each token of its interior, and
+    `transition_bytes` for each of its `transitions` that does not vanish."""
 
     model: ModelSpec
     state_bytes: int
     token_bytes: int
     ranks: int = 1
+    transitions: int = 0
+    transition_bytes: int = 0
 
-    def density(self, tokens: int) -> float:
-        """FLOPs that a reuse of `tokens` saves, per byte."""
-        return float(self.model.prefill_flops(tokens)) / (self.ranks * self.held(tokens)) or 1e-300
+    def density(self, tokens: int, transitions: int = 0) -> float:
+        """FLOPs that a reuse of `tokens` saves, per byte, if so many transitions are kept."""
+        return float(self.model.prefill_flops(tokens)) / (self.ranks * self.held(tokens, transitions)) or 1e-300
 
-    def held(self, tokens: int) -> int:
-        """Bytes of an entry with an interior of `tokens`, on one rank."""
-        return self.state_bytes + tokens * self.token_bytes
+    def held(self, tokens: int, transitions: int = 0) -> int:
+        """Bytes of an entry with an interior of `tokens` and `transitions` that are kept, on one rank."""
+        return self.state_bytes + tokens * self.token_bytes + transitions * self.transition_bytes
 
 
 class Rivals(Protocol):
@@ -108,6 +114,8 @@ class SegmentIndex:
     _pinned: dict[int, Entry] = field(default_factory=dict)
     _entries: dict[Key, Entry] = field(default_factory=dict)
     _next: int = 0
+    _settled: int = 0
+    _kept: int = 0
     _history: History = field(init=False)
     _order: Order = field(init=False)
 
@@ -147,18 +155,43 @@ class SegmentIndex:
 
         What is worth least goes for it, as far as it is not pinned.
         """
-        if self.blocks.block_tokens + tokens > self.blocks.count * self.blocks.block_tokens:
+        if not self.blocks.ever_fit(1, tokens, self.costs.transitions):
             return None
-        worth = self._order.worth(key, tokens, mark, now)
+        worth = self._order.worth(key, tokens, self.usual_transitions, mark, now)
         cleared = self._clear(tokens, worth, now) if self.rivals is None else self._contest(tokens, worth, now)
-        if not cleared or not self.blocks.hold(1, tokens):
+        if not cleared or not self.blocks.hold(1, tokens, self.costs.transitions):
             return None
-        slots = self.blocks.take_tokens(tokens)
-        made = Entry(key, tokens, self.blocks.take_state(), slots, mark, self._next, pins=1)
+        slots, transitions = self.blocks.kv.take(tokens), self.blocks.transitions.take(self.costs.transitions)
+        made = Entry(key, tokens, self.blocks.take_state(), slots, transitions, mark, self._next, pins=1)
         self._next += 1
         self._entries[key] = self._pinned[made.number] = made
         mark.evicted = False
         return made
+
+    @property
+    def transitions_kept(self) -> float | None:
+        """The share of transitions that did not vanish, of all entries so far; None while none is known."""
+        told = self._settled * self.costs.transitions
+        return self._kept / told if told else None
+
+    @property
+    def usual_transitions(self) -> int:
+        """Transitions that an entry keeps in the mean, all of them while none is known."""
+        share = self.transitions_kept
+        return self.costs.transitions if share is None else round(share * self.costs.transitions)
+
+    def settle(self, entry: Entry, kept: int) -> None:
+        """`entry` was made, and only the first `kept` of its transitions do not vanish: the others' memory comes back.
+
+        Nothing happens to an entry that has given all of its memory back.
+        """
+        if not 0 <= kept <= self.costs.transitions:
+            raise InvariantError(f"an entry keeps 0 to {self.costs.transitions} transitions: {kept}")
+        self._settled, self._kept = self._settled + 1, self._kept + kept
+        vanished, entry.transitions = entry.transitions[kept:], entry.transitions[:kept]
+        self.blocks.transitions.give(vanished)
+        if entry.alive and not entry.pins:
+            self._order.put(entry)
 
     def _clear(self, tokens: int, worth: float, now: float) -> bool:
         """Evict what is worth less than `worth` until `tokens` more fit, or nothing; whether they do."""
@@ -167,7 +200,7 @@ class SegmentIndex:
             entry = self._order.pop(now)
             if entry is not None:
                 going.append(entry)
-            if entry is None or self._order.worth(entry.key, entry.tokens, entry.mark, now) > worth:
+            if entry is None or self._worth(entry, now) > worth:
                 for entry in going:
                     self._order.put(entry)
                 return False
@@ -183,8 +216,9 @@ class SegmentIndex:
         entries are of help.
         """
         rivals = self.rivals
-        while self.blocks.missing(1, tokens):
-            other = None if rivals is None or self.blocks.crowded(1, tokens) else rivals.least(now)
+        while self.blocks.missing(1, tokens, self.costs.transitions):
+            crowded = self.blocks.crowded(1, tokens, self.costs.transitions)
+            other = None if rivals is None or crowded else rivals.least(now)
             if self.give_way(worth if other is None else min(worth, other), now):
                 continue
             if other is None or other > worth:
@@ -197,16 +231,20 @@ class SegmentIndex:
     def give_way(self, worth: float, now: float) -> int:
         """Evict the entry that is worth least if a byte of it is worth no more than `worth`; the bytes, 0 if none is.
 
-        What it held may come free in part: KV shares blocks, states never do.
+        What it held may come free in part: KV and transitions share blocks, states never do.
         """
         entry = self._order.pop(now)
         if entry is None:
             return 0
-        if self._order.worth(entry.key, entry.tokens, entry.mark, now) > worth:
+        if self._worth(entry, now) > worth:
             self._order.put(entry)
             return 0
+        held = self.held(entry)
         self._evict(entry)
-        return self.costs.held(entry.tokens)
+        return held
+
+    def _worth(self, entry: Entry, now: float) -> float:
+        return self._order.worth(entry.key, entry.tokens, entry.transitions.size, entry.mark, now)
 
     def _evict(self, entry: Entry) -> None:
         self.counts.evicted += 1
@@ -217,13 +255,19 @@ class SegmentIndex:
         """The blocks that would come free if all went that nobody relies on, ascending."""
         kept = {entry.block for entry in self._pinned.values()}
         for entry in self._pinned.values():
-            kept.update(self.blocks.blocks_of(entry.slots))
+            kept.update(self.blocks.kv.blocks_of(entry.slots))
+            kept.update(self.blocks.transitions.blocks_of(entry.transitions))
         return sorted(self.blocks.taken - kept)
 
     def _missing(self, tokens: int, going: list[Entry]) -> bool:
         """Whether there is no room for one more entry even without `going`; their slots may come free in part."""
-        slots = sum(entry.tokens for entry in going)
-        return self.blocks.missing(1, max(0, tokens - slots)) > len(going)
+        tokens -= sum(entry.tokens for entry in going)
+        transitions = self.costs.transitions - sum(entry.transitions.size for entry in going)
+        return self.blocks.missing(1, max(0, tokens), max(0, transitions)) > len(going)
+
+    def held(self, entry: Entry) -> int:
+        """Bytes that `entry` holds on one rank."""
+        return self.costs.held(entry.tokens, entry.transitions.size)
 
     def pin(self, entry: Entry) -> None:
         """A request relies on `entry`: it stays until `unpin`."""
@@ -269,15 +313,15 @@ class SegmentIndex:
 
     def _release(self, entry: Entry) -> None:
         self.blocks.give_state(entry.block)
-        self.blocks.give_tokens(entry.slots)
+        self.blocks.kv.give(entry.slots)
+        self.blocks.transitions.give(entry.transitions)
+        entry.transitions = entry.transitions[:0]  # whoever settles it later finds nothing
 
     def check(self) -> None:
         """Raise InvariantError unless entries, their order and their memory tell one story."""
         self.blocks.check()
         self._history.check()
         self._order.check()
-        held = sum(entry.tokens for entry in self)
-        free = self.blocks.free_tokens + self.blocks.free_blocks * self.blocks.block_tokens
         offered = sum(1 for entry in self if not entry.pins)
         if offered != len(self._order):
             raise InvariantError(f"entries that nobody relies on can leave: {offered}, {len(self._order)} in order")
@@ -287,8 +331,13 @@ class SegmentIndex:
             raise InvariantError(f"a pinned entry is not known as one: {len(self._pinned)} are")
         if any(not entry.alive or entry.void or entry.key != key for key, entry in self._entries.items()):
             raise InvariantError(f"what was given up is found no more: {len(self._entries)} entries")
-        if held + len(self._entries) * self.blocks.block_tokens + free > self.blocks.count * self.blocks.block_tokens:
-            raise InvariantError(f"entries hold more than there is: {held} tokens, {len(self._entries)} states")
+        held = [*self._entries.values(), *(entry for entry in self._pinned.values() if not entry.alive)]
+        for slabs, taken in (
+            (self.blocks.kv, sum(entry.slots.size for entry in held)),
+            (self.blocks.transitions, sum(entry.transitions.size for entry in held)),
+        ):
+            if taken != len(slabs.taken) * slabs.cut.slots - slabs.free:
+                raise InvariantError(f"entries hold other slots than are taken: {taken} of {slabs.holds}")
 
 
 def _words(key: Key) -> Tokens:

@@ -29,8 +29,8 @@ class Order(Protocol):
         """Take out the entry that is worth least, None if there is none."""
         ...
 
-    def worth(self, key: Key, tokens: int, mark: Mark, now: float) -> float:
-        """What the segment of `key` is worth with an interior of `tokens`, kept or not: what is worth less goes."""
+    def worth(self, key: Key, tokens: int, transitions: int, mark: Mark, now: float) -> float:
+        """What the segment of `key` is worth with an interior of `tokens` and so many transitions, kept or not."""
         ...
 
     def __len__(self) -> int: ...
@@ -50,9 +50,9 @@ class ByValue:
         self._entries: dict[int, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        mark = entry.mark
+        mark, density = entry.mark, self._costs.density(entry.tokens, entry.transitions.size)
         self._entries[entry.number] = entry
-        self._index.put(entry.number, mark.reuse_class, mark.last_s, self._costs.density(entry.tokens))
+        self._index.put(entry.number, mark.reuse_class, mark.last_s, density)
 
     def discard(self, entry: Entry) -> None:
         if self._entries.pop(entry.number, None) is not None:
@@ -62,8 +62,9 @@ class ByValue:
         number = self._index.pop(now)
         return None if number is None else self._entries.pop(number)
 
-    def worth(self, key: Key, tokens: int, mark: Mark, now: float) -> float:
-        return float(self._rates[mark.reuse_class, age_bin(now - mark.last_s)]) * self._costs.density(tokens)
+    def worth(self, key: Key, tokens: int, transitions: int, mark: Mark, now: float) -> float:
+        odds = float(self._rates[mark.reuse_class, age_bin(now - mark.last_s)])
+        return odds * self._costs.density(tokens, transitions)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -15,17 +15,20 @@ def test_qwen3_next() -> None:
     """36 layers of 32 heads with T [128, 128] and S_C [128, 128], 8,192 channels of 3 tokens; 12 of 2 heads of 256."""
     spec = preset("qwen3-next-80b-a3b")
     costs = segment_costs(spec)
-    states, windows, flags = 36 * 32 * 2 * 128 * 128 * 2, 36 * 8192 * 3 * 2, 36 * 32
-    assert states == 72 * MIB
-    assert costs.state_bytes == states + windows + flags
+    states, windows, rows = 36 * 32 * 128 * 128 * 2, 36 * 8192 * 3 * 2, 36 * 32 * 8
+    assert states == 36 * MIB
+    assert costs.state_bytes == states + windows + rows
+    assert costs.whole_bytes == costs.state_bytes + states, "T is as large as S_C"
+    assert (costs.transitions, costs.transition_bytes) == (36 * 32, 128 * 128 * 2)
+    assert costs.block_transitions == costs.block_bytes // 32768 >= 36 * 32, "those of one fit into a block"
     assert costs.token_bytes * 1024 == 24 * MIB
-    assert costs.block_tokens == -(-costs.state_bytes // 24576) == 3145
+    assert costs.block_tokens == -(-costs.state_bytes // 24576) == 1609
     assert costs.window == 3
     assert costs.jump_flops == 36 * 32 * 2 * 128**3
     assert costs.jump_flops < spec.prefill_flops(1), "a reuse computes less than a token, beside its seams"
-    scales = 36 * 2 * 32 * 128 * 4
-    assert segment_costs(spec, "int8").state_bytes == states // 2 + windows + flags + scales
-    assert segment_costs(spec, "float32").state_bytes == 2 * states + windows + flags
+    scales, int8, float32 = 36 * 32 * 128 * 4, segment_costs(spec, "int8"), segment_costs(spec, "float32")
+    assert (int8.state_bytes, int8.transition_bytes) == (states // 2 + windows + rows + scales, 128 * (128 + 4))
+    assert (float32.state_bytes, float32.transition_bytes) == (2 * states + windows + rows, 128 * 128 * 4)
 
 
 def test_a_transition_of_mamba_2_is_a_number_for_each_head() -> None:
@@ -34,7 +37,8 @@ def test_a_transition_of_mamba_2_is_a_number_for_each_head() -> None:
     layers = spec.layer_counts["mamba2"]
     states = layers * 128 * 64 * 128 * 4
     windows = spec.conv_bytes
-    assert costs.state_bytes == states + windows + layers * (128 * 4 + 128)
+    assert costs.state_bytes == costs.whole_bytes == states + windows + layers * 128 * 4
+    assert (costs.transitions, costs.transition_bytes) == (0, 0)
     assert costs.jump_flops == layers * 128 * 2 * 64 * 128
 
 
@@ -42,6 +46,7 @@ def test_a_rank_holds_its_share() -> None:
     spec = preset("qwen3-next-80b-a3b")
     whole, rank = segment_costs(spec), segment_costs(spec.per_rank(2))
     assert 2 * rank.state_bytes == whole.state_bytes
+    assert 2 * rank.transitions == whole.transitions
     assert 2 * rank.token_bytes == whole.token_bytes
     assert 2 * rank.jump_flops == whole.jump_flops
 

@@ -27,6 +27,7 @@ from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import COLD, EVICTED, Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
+from sglang_hybrid.segment.slabs import Cut
 from tests.unit.engine.rendering import QWEN, tokenizer
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
@@ -39,7 +40,7 @@ class Composer:
     """As much of a scheduler's composer as answers questions; `make` computes the segment of a prompt."""
 
     def __init__(self) -> None:
-        self.index = SegmentIndex(Blocks(6, 400), Costs(find_model("qwen3-next-80b-a3b"), 1000, 10))
+        self.index = SegmentIndex(Blocks(6, Cut(400)), Costs(find_model("qwen3-next-80b-a3b"), 1000, 10))
         self.seams, self.identity = Seams(8, 3), Identity("model", 8, 8)
         self.store, self.births, self.time, self.told = SimpleNamespace(total_bytes=24_000), Births(), 5.0, 0
 
@@ -179,9 +180,9 @@ def test_what_is_in_use_stays_until_it_is_not(client: Client, manager: Manager) 
     manager.composer.index.pin(entry)
     assert client.get(URL).json()["segments"][0]["in_use"] is True
     assert client.delete(URL).json()["dropped"] == [entry.key.hex()]
-    held = manager.composer.index.blocks.free_blocks
+    held = manager.composer.index.blocks.free
     manager.composer.index.unpin(entry)
-    assert manager.composer.index.blocks.free_blocks > held
+    assert manager.composer.index.blocks.free > held
     manager.composer.index.check()
 
 

@@ -12,6 +12,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.segments.batch import Composed, PassBatch
 from sglang_hybrid.engine.segments.draft import build
 from sglang_hybrid.engine.segments.linear import LinearPass, Pools
+from sglang_hybrid.engine.segments.operators import Operators
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.geometry import Seams
@@ -19,6 +20,7 @@ from sglang_hybrid.segment.index import Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
+from sglang_hybrid.segment.slabs import Cut
 
 SMALL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
 CPU, WINDOW = torch.device("cpu"), 3
@@ -28,6 +30,16 @@ HEADS, KEY_HEADS, SIZE = 4, 2, 8
 def store(dense: bool, dtype: str = "float32") -> Store:
     shapes = Shapes(1, (HEADS, SIZE, SIZE), (40, WINDOW), torch.float32, dense, 1, 2, 16, 16, torch.float32)
     return Store(shapes, dtype, 400_000, CPU)
+
+
+def index_of(kept: Store) -> SegmentIndex:
+    costs = Costs(SMALL, kept.state_bytes, kept.token_bytes, 1, kept.transitions, kept.transition_bytes)
+    return SegmentIndex(kept.blocks, costs)
+
+
+def linear(batch: PassBatch, slots: torch.Tensor | None) -> LinearPass:
+    made = None if batch.making is None else Operators(batch.making, 1, lambda stay: None)
+    return LinearPass(batch, slots, CPU, made)
 
 
 def prompt(ranges: list[tuple[int, int]], tokens: int, seed: int = 0) -> SegmentedPrompt:
@@ -80,7 +92,7 @@ def passes(made: SegmentedPrompt, index: SegmentIndex, total: int, limits: Limit
 def test_a_jump_over_what_was_run_is_as_good_as_running_it(dense: bool, budget: int) -> None:
     """Interiors have the same keys and values here as if they were run in place, so nothing is approximated."""
     kept = store(dense)
-    index = SegmentIndex(kept.blocks, Costs(SMALL, kept.state_bytes, kept.token_bytes))
+    index = index_of(kept)
     total, ranges = 500, [(30, 130), (130, 230), (300, 420)]
     values = inputs(total, dense)
     outputs, states = recurrence(*values)  # type: ignore[arg-type]
@@ -89,7 +101,7 @@ def test_a_jump_over_what_was_run_is_as_good_as_running_it(dense: bool, budget: 
     for one in passes(made, index, total, Limits(budget, budget)):
         batch = build([one.start], [one.end - one.start], [Composed(0, one, made.ids, 1, 0)], total, WINDOW, CPU)
         at = places(batch, one)
-        run = LinearPass(batch, None, CPU)
+        run = linear(batch, None)
         y = run._run(kept.layers[0], pools, *(None if x is None else x[at] for x in values))  # type: ignore[arg-type]
         own = len(batch.attended.tokens)
         torch.testing.assert_close(y[:own].double(), outputs[at[:own]], atol=2e-5, rtol=1e-4)
@@ -108,7 +120,7 @@ def test_states_inside_rows_are_saved() -> None:
     from sglang_hybrid.engine.cache.requests import Checkpoint
 
     kept = store(True)
-    index = SegmentIndex(kept.blocks, Costs(SMALL, kept.state_bytes, kept.token_bytes))
+    index = index_of(kept)
     total = 400
     values = inputs(total, True)
     _, states = recurrence(*values)  # type: ignore[arg-type]
@@ -123,7 +135,7 @@ def test_states_inside_rows_are_saved() -> None:
     slots = torch.cat([checkpoint.slot for checkpoint in batch.saves.checkpoints])
     pools = Pools(torch.zeros(6, 40, WINDOW), torch.zeros(6, HEADS, SIZE, SIZE))
     at = places(batch, one)
-    LinearPass(batch, slots, CPU)._run(kept.layers[0], pools, *(x[at] for x in values))  # type: ignore[index, arg-type]
+    linear(batch, slots)._run(kept.layers[0], pools, *(x[at] for x in values))  # type: ignore[index, arg-type]
     for checkpoint in batch.saves.checkpoints:
         found = pools.temporal[int(checkpoint.slot)].double()
         torch.testing.assert_close(found, states[checkpoint.position], atol=2e-5, rtol=1e-4)
@@ -132,7 +144,7 @@ def test_states_inside_rows_are_saved() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_batch_runs_every_token_once_and_copies_the_others(seed: int) -> None:
     rng = random.Random(seed)
-    index = SegmentIndex(Blocks(400, 100), Costs(SMALL, 1000, 10))
+    index = SegmentIndex(Blocks(400, Cut(100)), Costs(SMALL, 1000, 10))
     composed, prefixes, lengths, seen = [], [], [], []
     for row in range(rng.randint(1, 4)):
         total, ranges, at = 0, [], rng.randint(0, 40)

@@ -24,17 +24,22 @@ from sglang_hybrid.segment.index import Costs, Entry, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import SegmentedPrompt
+from sglang_hybrid.segment.slabs import Cut
 from sglang_hybrid.segment.source import PooledBlocks
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)
-BLOCK_TOKENS = 50
+BLOCK_TOKENS, BLOCK_TRANSITIONS = 50, 4
 
 
-def an_index(blocks: int = 1000, history_marks: int = 1000, pooled: bool = False) -> SegmentIndex:
-    """An index over `blocks` blocks of BLOCK_TOKENS slots, which may be the pages of a pool."""
-    costs = Costs(MODEL, 2 * BLOCK_TOKENS, 2)
+def an_index(blocks: int = 1000, history_marks: int = 1000, pooled: bool = False, transitions: int = 0) -> SegmentIndex:
+    """An index over `blocks` blocks of BLOCK_TOKENS slots, which may be the pages of a pool.
+
+    An entry has `transitions`, of which a block holds BLOCK_TRANSITIONS.
+    """
+    costs = Costs(MODEL, 2 * BLOCK_TOKENS, 2, transitions=transitions, transition_bytes=25)
     source = PooledBlocks(a_supply(blocks)) if pooled else None
-    return SegmentIndex(Blocks(blocks, BLOCK_TOKENS, source), costs, history_marks=history_marks)
+    held = Blocks(blocks, Cut(BLOCK_TOKENS), source, Cut(BLOCK_TRANSITIONS))
+    return SegmentIndex(held, costs, history_marks=history_marks)
 
 
 def a_supply(pages: int) -> PageSupply:
@@ -54,15 +59,17 @@ def a_prompt(
 
 @dataclass
 class Memory:
-    """What the blocks and slots of an index hold: the token that was written there, and the entry whose states."""
+    """What the blocks and slots of an index hold: the token that was written there, and the entry whose states or
+    transition."""
 
     slots: np.ndarray
     blocks: list[Entry | None]
+    transitions: dict[int, Entry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, index: SegmentIndex) -> Memory:
         count = index.blocks.count
-        return cls(np.full(count * index.blocks.block_tokens, -1, np.int64), [None] * count)
+        return cls(np.full(count * index.blocks.kv.cut.slots, -1, np.int64), [None] * count)
 
     def make(self, made: Pass, ids: Sequence[int]) -> None:
         """Run what `made` makes."""
@@ -70,6 +77,7 @@ class Memory:
             low, high = cold.interior
             self.slots[cold.entry.slots] = ids[low:high]
             self.blocks[cold.entry.block] = cold.entry
+            self.transitions.update(dict.fromkeys(cold.entry.transitions.tolist(), cold.entry))
 
 
 @dataclass
@@ -103,6 +111,8 @@ class Played:
             assert row.start >= at, "rows come in order"
             if row.jump is not None:
                 assert self.memory.blocks[row.jump.block] is row.jump, "its states are there"
+                slots = row.jump.transitions.tolist()
+                assert all(self.memory.transitions[slot] is row.jump for slot in slots), "its transitions are there"
                 self.state.append(row.jump)
             for place in range(row.start, row.end):
                 assert place not in self.kv, "a position is written once"

@@ -16,8 +16,9 @@ from sglang_hybrid.memory.layout import first_planes
 from sglang_hybrid.memory.meter import Meter
 from sglang_hybrid.memory.sizing import KV, SEGMENT, STATE, Kinds, Sizing, segment_layout
 from sglang_hybrid.memory.supply import AtHand, PageSupply
-from sglang_hybrid.segment.blocks import Blocks, Numbering
+from sglang_hybrid.segment.blocks import Blocks
 from sglang_hybrid.segment.index import Costs, Entry, SegmentIndex
+from sglang_hybrid.segment.slabs import Cut, Numbering
 from sglang_hybrid.segment.source import PooledBlocks
 from tests.unit.segment.played import MODEL
 
@@ -36,9 +37,12 @@ class Node:
 
 
 class Shared(Claims):
-    """The budget of `granules`; blocks of segments take `block_bytes`. Its nodes are the rivals of its segments."""
+    """The budget of `granules`; blocks of segments take `block_bytes`. Its nodes are the rivals of its segments, of
+    which each has so many `transitions`."""
 
-    def __init__(self, granules: int = 40, block_bytes: int = 32, history_marks: int = 50, limit: int = 0) -> None:
+    def __init__(
+        self, granules: int = 40, block_bytes: int = 32, history_marks: int = 50, limit: int = 0, transitions: int = 0
+    ) -> None:
         sizing = Sizing(Kinds(16, 2, 1, GRANULE), GRANULE, granules * GRANULE, 1)
         segments = segment_layout(block_bytes, GRANULE, limit or granules * GRANULE)
         layouts = (sizing.kv_layout, sizing.state_layout, segments)
@@ -50,8 +54,10 @@ class Shared(Claims):
         super().__init__(holdings)
         source = PooledBlocks(holdings.supplies[SEGMENT])
         numbering = Numbering(3 * TOKENS + 2, 3)
-        blocks = Blocks(segments.pages, TOKENS, source, numbering, least=TOKENS // 2)
-        costs = Costs(MODEL, block_bytes, block_bytes // TOKENS)
+        blocks = Blocks(segments.pages, Cut(TOKENS, numbering, TOKENS // 2), source, Cut(4, Numbering(9, 2), 2))
+        costs = Costs(
+            MODEL, block_bytes, block_bytes // TOKENS, transitions=transitions, transition_bytes=block_bytes // 4
+        )
         self.index = SegmentIndex(blocks, costs, history_marks=history_marks, rivals=self)
         self.nodes: list[Node] = []
         self.now = 0.0
@@ -68,7 +74,7 @@ class Shared(Claims):
         return self.nodes[-1]
 
     def worth(self, entry: Entry) -> float:
-        return self.index._order.worth(entry.key, entry.tokens, entry.mark, self.now)
+        return self.index._worth(entry, self.now)
 
     def stays(self) -> list[float]:
         """What a byte is worth of everything that could be evicted."""

@@ -37,7 +37,7 @@ def test_an_entry_has_states_and_kv() -> None:
     assert index.find(key("a")) is entry
     assert (entry.tokens, entry.slots.size, entry.pins, entry.making, entry.alive) == (60, 60, 1, True, True)
     assert list(index) == [entry]
-    assert index.blocks.free_blocks == 1
+    assert index.blocks.free == 1
     index.check()
 
 
@@ -46,10 +46,10 @@ def test_each_reuse_makes_a_segment_worth_more_than_one_that_never_came_again() 
     rates = []
     for time in range(0, 60, 10):
         mark = index.sight(key("often"), float(time))
-        rates.append(index._order.worth(key("often"), 50, mark, time + 20.0))
+        rates.append(index._order.worth(key("often"), 50, 0, mark, time + 20.0))
     assert mark.hits == 5
     assert mark.kind is Kind.BRANCH
-    once = index._order.worth(key("once"), 50, index.sight(key("once"), 50.0), 70.0)
+    once = index._order.worth(key("once"), 50, 0, index.sight(key("once"), 50.0), 70.0)
     assert rates[1] > 0.5 * rates[0], "one use is no sign that no other comes"
     assert min(rates[2:]) > 2.0 * max(rates[0], once)
 
@@ -93,7 +93,7 @@ def test_all_that_leave_for_one_are_worth_less() -> None:
     assert made(index, "often", 20.0)
     mark = index.sight(key("large"), 1.0)
     worth = [
-        index._order.worth(key(name), tokens, index.sight(key(name), 20.0) if name == "often" else its, 21.0)
+        index._order.worth(key(name), tokens, 0, index.sight(key(name), 20.0) if name == "often" else its, 21.0)
         for name, tokens, its in (("once", 50, next(iter(index)).mark), ("large", 101, mark), ("often", 50, mark))
     ]
     assert worth == sorted(worth)
@@ -140,7 +140,7 @@ def test_memory_comes_back_once_nobody_relies_on_it(how: str) -> None:
     index.clear() if how == "clear" else getattr(index, how)(entry)
     assert index.find(key("a")) is None
     assert (entry.alive, entry.void) == (False, how == "abandon")
-    assert index.blocks.free_blocks == 2
+    assert index.blocks.free == 2
     assert index.counts.dropped == (how != "abandon")
     index.check()
     again = made(index, "a", 1.0)  # another entry of the same segment
@@ -150,7 +150,7 @@ def test_memory_comes_back_once_nobody_relies_on_it(how: str) -> None:
     assert index.find(key("a")) is again, "who is dropped twice takes nobody along"
     index.unpin(entry)
     index.clear()
-    assert index.blocks.free_blocks == 4
+    assert index.blocks.free == 4
     index.check()
 
 
@@ -168,6 +168,47 @@ def test_longer_segments_are_worth_more_per_byte() -> None:
     assert costs.density(100) == pytest.approx(MODEL.prefill_flops(100) / 300)
     assert costs.density(200) > costs.density(100)
     assert costs.density(0) > 0, "never worth nothing: an order of eviction needs a price"
+
+
+def test_memory_of_transitions_that_vanished_comes_back() -> None:
+    index = an_index(6, transitions=6)  # an entry: one block of states, one of KV, two of transitions
+    entry = made(index, "a", 0.0)
+    assert entry is not None
+    assert (entry.transitions.size, index.blocks.free, index.held(entry)) == (6, 2, 100 + 2 * 50 + 6 * 25)
+    kept = entry.transitions[:3].tolist()
+    index.settle(entry, 3)
+    assert entry.transitions.tolist() == kept, "the device put what stays into the first ones"
+    assert (index.blocks.free, index.held(entry)) == (3, 100 + 2 * 50 + 3 * 25)
+    assert made(index, "b", 1.0), "one free slot and three blocks are enough, beside the block of the first"
+    index.check()
+
+
+def test_new_entries_are_priced_by_what_others_kept() -> None:
+    index = an_index(transitions=6)
+    assert index.usual_transitions == 6, "nothing is known"
+    kept = []
+    for name, count in (("a", 1), ("b", 2), ("c", 0)):
+        entry = made(index, name, 0.0)
+        assert entry is not None
+        before = index._worth(entry, 1.0)
+        index.settle(entry, count)
+        assert index._worth(entry, 1.0) > before, "fewer bytes save as much"
+        kept.append(entry)
+    assert index.usual_transitions == 1
+    assert index._worth(kept[2], 1.0) > index._worth(kept[0], 1.0) > index._worth(kept[1], 1.0)
+
+
+def test_an_entry_that_is_gone_gives_nothing_back_twice() -> None:
+    index = an_index(6, transitions=3)
+    entry = made(index, "a", 0.0)
+    assert entry is not None
+    index.clear()
+    assert index.blocks.free == 6
+    assert made(index, "b", 1.0), "in the same memory"
+    index.settle(entry, 1)
+    index.check()
+    with pytest.raises(InvariantError, match="keeps 0 to 3 transitions: 4"):
+        index.settle(entry, 4)
 
 
 def test_the_history_outlives_evictions_and_has_a_bound() -> None:
@@ -195,14 +236,14 @@ def test_check_finds_what_does_not_add_up() -> None:
         elif how == "key":
             entry.key = key("b")
         elif how == "memory":
-            entry.tokens = 1000
+            entry.slots = entry.slots[1:]
         else:
             index._order._index.discard(entry.number)  # type: ignore[attr-defined]
         return index
 
     for how, message in [
         ("order", "can leave: 1, 0 in order"), ("dead", "given up"), ("void", "given up"), ("key", "given up"),
-        ("memory", "more than there is"), ("price", "has a price: 1, 0"),
+        ("memory", "other slots than are taken: 49 of KV"), ("price", "has a price: 1, 0"),
     ]:  # fmt: skip
         with pytest.raises(InvariantError, match=message):
             broken(how).check()

@@ -146,7 +146,7 @@ def test_a_revoked_pass_leaves_nothing_behind() -> None:
         assert prompt.begin(0, 230, FREE, index, 0.0) is not None
         assert len(index) == 2
         prompt.revoke(index)
-        assert (len(index), index.blocks.free_blocks) == (0, index.blocks.count)
+        assert (len(index), index.blocks.free) == (0, index.blocks.count)
         assert [(each.composed, each.decided, each.reason) for each in prompt.segments] == [(True, False, "")] * 2
     assert index.counts == type(index.counts)()
     index.check()
@@ -180,7 +180,7 @@ def test_who_relies_on_what_is_not_made_cannot_run() -> None:
     other.commit(index)
     other.end(index)
     index.clear()
-    assert index.blocks.free_blocks == index.blocks.count
+    assert index.blocks.free == index.blocks.count
 
 
 def test_commit_follows_upon_begin() -> None:
@@ -211,7 +211,7 @@ def test_a_request_that_ends_takes_its_open_pass_along() -> None:
     index, prompt = an_index(), two()
     assert prompt.begin(0, 230, FREE, index, 0.0) is not None
     prompt.end(index)
-    assert (prompt.open, len(index), index.blocks.free_blocks) == (None, 0, index.blocks.count)
+    assert (prompt.open, len(index), index.blocks.free) == (None, 0, index.blocks.count)
 
 
 def test_a_segment_is_made_in_a_pass_that_comes_to_it() -> None:
@@ -291,10 +291,10 @@ def test_a_dropped_entry_lives_as_long_as_the_pass_that_needs_it() -> None:
     made = prompt.begin(0, 230, FREE, index, 0.0)
     assert made is not None
     index.clear()
-    assert index.blocks.free_blocks < index.blocks.count
+    assert index.blocks.free < index.blocks.count
     index.check()
     assert prompt.commit(index) is made
-    assert index.blocks.free_blocks == index.blocks.count
+    assert index.blocks.free == index.blocks.count
 
 
 def test_one_that_is_dropped_while_it_is_made_serves_its_own_request() -> None:
@@ -304,7 +304,7 @@ def test_one_that_is_dropped_while_it_is_made_serves_its_own_request() -> None:
     index.clear()
     assert prompt.commit(index) is made
     prompt.end(index)
-    assert index.blocks.free_blocks == index.blocks.count
+    assert index.blocks.free == index.blocks.count
     assert len(index) == 0
 
 

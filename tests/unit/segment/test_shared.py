@@ -80,7 +80,7 @@ def test_what_a_request_relies_on_stays() -> None:
     assert len(shared.index) == 2, "and so nothing went for it"
     shared.clear_for(kv.pool.layout.pages - 5, 0)
     assert [entry.key for entry in shared.index] == [key(1)]
-    assert not {relied.block, *shared.index.blocks.blocks_of(relied.slots)} & {*shared.index.unpinned_blocks()}
+    assert not {relied.block, *shared.index.blocks.kv.blocks_of(relied.slots)} & {*shared.index.unpinned_blocks()}
     shared.index.drop(relied)
     assert shared.index.blocks.taken, "it was dropped, and somebody relies on it"
     shared.index.unpin(relied)
@@ -103,11 +103,12 @@ def test_blocks_may_have_fewer_addresses_than_there_is_memory() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_least_valuable_byte_leaves(seed: int) -> None:
     rng = random.Random(seed)
-    shared = Shared(granules=rng.randint(16, 60), block_bytes=rng.choice((32, 64, 128)))
+    granules, transitions = rng.randint(16, 60), rng.choice((0, 3, 6))
+    shared = Shared(granules, block_bytes=rng.choice((32, 64, 128)), transitions=transitions)
     relied: list[Entry] = []
     for _ in range(120):
         shared.now += rng.choice((0.0, 0.1, 30.0))
-        kinds = rng.choice(("kv", "state", "segment", "segment", "read", "pin", "drop"))
+        kinds = rng.choice(("kv", "state", "segment", "segment", "read", "pin", "drop", "settle"))
         shared.left.clear()
         if kinds in (KV, STATE):
             shared.put(kinds, rng.randint(1, 12 if kinds == KV else 2), rng.choice((0.0, 10.0, 1e3, 1e6, 1e30)))
@@ -125,6 +126,9 @@ def test_the_least_valuable_byte_leaves(seed: int) -> None:
             relied.append(entry)
         elif kinds == "drop" and relied:
             shared.index.unpin(relied.pop(rng.randrange(len(relied))))
+        elif kinds == "settle" and len(shared.index):
+            entry = rng.choice(list(shared.index))
+            shared.index.settle(entry, rng.randint(0, transitions))
         shared.check()
     for entry in relied:
         shared.index.unpin(entry)

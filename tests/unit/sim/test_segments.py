@@ -36,8 +36,8 @@ def request(*parts: np.ndarray, ts: float = 0.0, answer: Sequence[int] = (7, 8),
     return TraceRequest(tokens, ends[-1], ts, "", segments=tuple(segments) if marked else ())
 
 
-def a_cache(memory: int = 4 * GB, capacity: int = 4 * GB, model: ModelSpec = MODEL, **kwargs: int) -> SegmentCache:
-    return SegmentCache(model, capacity, Memory(memory, **kwargs))
+def a_cache(memory: int = 4 * GB, capacity: int = 4 * GB, model: ModelSpec = MODEL, **kwargs: float) -> SegmentCache:
+    return SegmentCache(model, capacity, Memory(memory, **kwargs))  # type: ignore[arg-type]
 
 
 def served(cache: SegmentCache, *requests: TraceRequest) -> list[Served]:
@@ -56,7 +56,19 @@ def test_documents_are_reused_in_another_order_behind_other_text() -> None:
     assert first == Served(0, 0, 28 + 16 + 18 + 400, rows + 2 * run(200) + 2 * jump, 2, 0)
     rows = run(seam) + run(210 + seam, 192) + run(418, 402) + run(620, 602)
     assert second == Served(0, 2 * 184, 8 + 26 + 16 + 18 + 200, rows + run(200) + 3 * jump, 3, 2)
-    assert cache.segment_bytes() == 3 * (cache.costs.block_bytes + 184 * cache.costs.token_bytes)
+    costs = cache.costs
+    transitions = costs.transitions * costs.transition_bytes
+    transitions += costs.block_bytes - costs.block_transitions * costs.transition_bytes  # the end of each block
+    assert cache.segment_bytes() == 3 * (costs.block_bytes + 184 * costs.token_bytes + transitions)
+
+
+def test_transitions_that_vanish_leave_their_memory_to_others() -> None:
+    whole, half = a_cache(), a_cache(kept=0.5)  # one block and a piece of another, and a block
+    for cache in (whole, half):
+        served(cache, request(SYSTEM, A, B, QUESTION))
+    saved = 2 * whole.costs.transitions // 2 * whole.costs.transition_bytes
+    assert half.segment_bytes() == whole.segment_bytes() - saved
+    assert half.index.usual_transitions == whole.costs.transitions // 2
 
 
 def test_a_second_turn_over_composed_context_hits() -> None:
@@ -147,7 +159,7 @@ def test_memory_without_end_evicts_nothing_and_saves_most() -> None:
 def test_orders_to_compare_with() -> None:
     requests = [request(doc, QUESTION, ts=float(ts)) for ts, doc in enumerate((A, B, C, A, B, A))]
     trace = make_trace("t", requests)
-    blocks = 3 * a_cache().costs.block_bytes  # two entries: one block of KV holds both
+    blocks = 5 * a_cache().costs.block_bytes  # two entries: of states and transitions each; one of KV holds both
     recency = SegmentCache(MODEL, GB, Memory(blocks), order=ByRecency)
     assert [each.kept for each in play(trace, recency, 8 * GB)[1]] == [0, 0, 0, 0, 0, 1]
     knows = clairvoyant(trace, MODEL, GB, Memory(blocks), "forecast")
@@ -164,8 +176,8 @@ def test_orders_to_compare_with() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match=r"need 0\.129 GB or more.*raise --segments-gb: 0\.1"):
-        a_cache(memory=GB // 10)
+    with pytest.raises(ConfigError, match=r"need 0\.099 GB or more.*raise --segments-gb: 0\.05"):
+        a_cache(memory=GB // 20)
     with pytest.raises(ConfigError, match="gated delta rules or Mamba-2"):
         a_cache(model=preset("llama-3.1-8b"))
     with pytest.raises(ConfigError, match="only the total costs"):

@@ -27,6 +27,10 @@ class Group:
         """The least `count` of all ranks."""
         return self._extremes([count])[0][0]
 
+    def most(self, counts: Sequence[int]) -> list[int]:
+        """The largest of all ranks for each of `counts`."""
+        return self._extremes(counts)[1]
+
     def require_same(self, what: str, values: Sequence[int]) -> None:
         """Raise ConfigError on every rank if `values` differ between them."""
         least, most = self._extremes(values)

@@ -20,7 +20,7 @@ from sglang_hybrid.device.driver import Driver
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import ranks
-from sglang_hybrid.engine.segments.room import most_granules
+from sglang_hybrid.engine.segments.room import Needs, most_granules
 from sglang_hybrid.memory.claims import CHECKPOINTS
 from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, Sizing, choose
 
@@ -82,8 +82,9 @@ def beside_segments(sizing: Sizing, configurator: Any, config: HybridConfig) -> 
     costs = segment_costs(model.per_rank(get_parallel().tp_size), config.segment_dtype)
     chunk = get_schedule().chunked_prefill_size
     most = min(sizing.tokens, chunk if chunk and chunk > 0 else sizing.tokens)
-    granules = most_granules(costs.state_bytes, max(costs.token_bytes, sizing.kinds.token_bytes), most,
-                             sizing.granule_bytes)  # fmt: skip
+    token_bytes = max(costs.token_bytes, sizing.kinds.token_bytes)
+    needs = Needs(costs.state_bytes, token_bytes, costs.transitions, costs.transition_bytes)
+    granules = most_granules(needs, most, sizing.granule_bytes)
     found = replace(sizing, reserved=granules)
     if found.tokens < found.kinds.page_tokens or found.states < found.request_states:
         raise ConfigError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sglang_hybrid.engine.cache.requests import Checkpoint
+from sglang_hybrid.segment.index import Entry
 from sglang_hybrid.segment.passes import Pass
 
 
@@ -69,14 +70,17 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """Segments that are made, in `blocks`: `tokens` of the stream, cut at `bounds`, at `positions` from their start.
+    """Segments that are made, `entries` in `blocks`, with the slots `transitions` [segments, n] for those of all layers
+    and heads: `tokens` of the stream, cut at `bounds`, at `positions` from their start.
 
     Their interiors are `interior` of the linear tokens, cut at `interior_bounds`; `places` say where these are among
     the cold tokens, and `slots` where their KV is kept. `windows` [segments, window] of the linear tokens end there.
     """
 
+    entries: tuple[Entry, ...]
     rows: list[tuple[int, int, int, int]]
     blocks: Tensor
+    transitions: Tensor
     tokens: Tensor
     bounds: Tensor
     positions: Tensor

@@ -13,9 +13,11 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward as cache_forward
 from sglang_hybrid.engine.cache import prefill_states
 from sglang_hybrid.engine.cache.memory import Memory
+from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.pools.memory import ElasticMemory
 from sglang_hybrid.engine.segments import forward, room, rope, schedule
 from sglang_hybrid.engine.segments.composer import Composer, Served
+from sglang_hybrid.engine.segments.settling import Settling
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
@@ -75,11 +77,15 @@ def build(
     )
     cache_forward.mixing = forward.mix
     state_bytes = store.state_bytes if elastic is None else store.block_bytes
-    index = SegmentIndex(store.blocks, Costs(spec, state_bytes, store.token_bytes, args.tp_size), rivals=elastic)
-    leases = None if elastic is None else Leases(index, ahead=0 if args.disable_overlap_schedule else 1)
+    costs = Costs(
+        spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes
+    )  # fmt: skip
+    index = SegmentIndex(store.blocks, costs, rivals=elastic)
+    ahead = 0 if args.disable_overlap_schedule else 1
+    settling, leases = Settling(index, ahead, ranks.of_this_server()), None if elastic is None else Leases(index, ahead)
     about = (ctx.model_config.model_path, str(runner.dtype), config.segment_dtype, config.segment_mode, args.tp_size)
     seams = Seams(config.seam_tokens, shapes.window[-1])
-    composer = Composer(store, index, seams, repr(about), served, now, count, memory, leases)
+    composer = Composer(store, index, seams, repr(about), served, now, count, memory, settling, leases)
     if elastic is not None:
         elastic.share(composer)
     return composer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -12,8 +13,10 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.segments import marked
-from sglang_hybrid.engine.segments.batch import Composed
+from sglang_hybrid.engine.segments.batch import Composed, Making
 from sglang_hybrid.engine.segments.listing import Births
+from sglang_hybrid.engine.segments.operators import Operators
+from sglang_hybrid.engine.segments.settling import Settling
 from sglang_hybrid.engine.segments.store import Store
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import SegmentIndex
@@ -56,12 +59,13 @@ class Composer:
         now: Callable[[], float],
         event: Callable[..., None],
         memory: Memory,
+        settling: Settling,
         leases: Leases | None = None,
     ) -> None:
         self.store, self.index, self.seams, self.served = store, index, seams, served
         self.identity = Identity(fingerprint, seams.head, seams.tail)
         self.births = Births()
-        self.memory, self.leases = memory, leases
+        self.memory, self.settling, self.leases = memory, settling, leases
         self.now = now
         self._event = event
         self._told: dict[str, int] = {}
@@ -147,6 +151,19 @@ class Composer:
                 ids = req.full_untruncated_fill_ids
                 found.append(Composed(row, record.composed, ids, slot, int(req.kv.req_pool_idx), checkpoints))
         return found
+
+    def operators(self, making: Making | None) -> Operators | None:
+        """Where a pass puts what the segments do to states that it makes, if it makes any."""
+        if making is None:
+            return None
+        layers, adds = self.store.shapes.linear_layers, self.served.mode == "addition"
+        return Operators(making, layers, partial(self.settling.launched, making.entries), adds)
+
+    def turn(self) -> None:
+        """A round of the scheduler begins."""
+        self.settling.turn()
+        if self.leases is not None:
+            self.leases.turn()
 
     def ended(self, record: Tracked) -> None:
         """The request of `record` gave its memory back."""

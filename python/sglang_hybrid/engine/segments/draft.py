@@ -183,6 +183,7 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
         "cells": add(np.concatenate(draft.cells)),
         "cell_bounds": add(list(accumulate(draft.cell_counts, initial=0))),
         "blocks": add([entry.block for entry, *_ in draft.cold]),
+        "transitions": add(np.concatenate([[], *(entry.transitions for entry, *_ in draft.cold)])),
         "cold_bounds": add(cold_bounds),
         "cold_positions": add([at for _, _, n, _, _ in draft.cold for at in range(n)]),
         "interior": add([own + at for each in inner for at in each]),
@@ -213,7 +214,8 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
     making = None
     if made:
         making = Making(
-            [(a, b, a, b) for a, b in pairwise(cold_bounds)], at["blocks"], at["linear"][own:], at["cold_bounds"],
+            tuple(entry for entry, *_ in draft.cold), [(a, b, a, b) for a, b in pairwise(cold_bounds)], at["blocks"],
+            at["transitions"].view(made, -1), at["linear"][own:], at["cold_bounds"],
             at["cold_positions"], max(wide[-made:]), at["interior"], at["interior_bounds"], at["places"],
             at["cold_slots"], at["cold_windows"].view(made, window),
         )  # fmt: skip

@@ -102,7 +102,7 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
         slots = torch.cat([checkpoint.slot.view(-1) for checkpoint in batch.saves.checkpoints]).long()
         for checkpoint in batch.saves.checkpoints:
             checkpoint.written = True
-    now.linear = LinearPass(batch, slots, now.slots.device, composer.served.mode == "addition")
+    now.linear = LinearPass(batch, slots, now.slots.device, composer.operators(batch.making))
     return None
 
 

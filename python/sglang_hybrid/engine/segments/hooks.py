@@ -28,8 +28,8 @@ def reserve(configurator: Any, rest: float) -> tuple[tuple[Any, ...], dict[str, 
 def turn(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """BEFORE hook of Scheduler.process_input_requests, with which every round of its loop begins."""
     composer = composer_of(scheduler.tree_cache)
-    if composer is not None and composer.leases is not None:
-        composer.leases.turn()
+    if composer is not None:
+        composer.turn()
     return (scheduler, *args), kwargs
 
 

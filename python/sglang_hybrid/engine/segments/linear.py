@@ -1,6 +1,6 @@
 """The linear layers of a batch with composed prompts: rows over jumped segments, and segments that are made.
 
-A segment is made by itself, from a zero state: its transition and end state over the interior go into its block, and
+A segment is made by itself, from a zero state: its transition and end state over the interior go into its entry, and
 only then do the rows run, which may jump over it in the same pass (HYPIC, sections 4.2 and 4.3).
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import PassBatch
+from sglang_hybrid.engine.segments.operators import Operators
 from sglang_hybrid.engine.segments.store import Layer
 
 
@@ -27,13 +28,13 @@ class Pools:
 
 
 class LinearPass:
-    """The linear layers of one batch; `slots` are where its checkpoints go ([n], in the order of `batch.saves`).
+    """The linear layers of one batch; `slots` are where its checkpoints go ([n], in the order of `batch.saves`), and
+    `operators` where the operators of segments go that it makes."""
 
-    `adds`, for study: end states are added up, as if a segment did nothing to the states before it.
-    """
-
-    def __init__(self, batch: PassBatch, slots: Tensor | None, device: torch.device, adds: bool = False) -> None:
-        self.batch, self._adds = batch, adds
+    def __init__(
+        self, batch: PassBatch, slots: Tensor | None, device: torch.device, operators: Operators | None
+    ) -> None:
+        self.batch, self._operators = batch, operators
         self.chunks = stages.Chunks(tuple(batch.linear.host_bounds), batch.linear.chunk, device)
         self._slots = slots
 
@@ -113,24 +114,17 @@ class LinearPass:
     ) -> Tensor:
         """The recurrence over all rows, in float32: [linear tokens, heads, V]. Updates the states."""
         from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
-        from sglang_hybrid_kernels.chunk_transition import chunk_transition
 
         linear, making, saves = self.batch.linear, self.batch.making, self.batch.saves
-        if making is not None:
+        if making is not None and self._operators is not None:
             at = making.interior
-            chunk_transition(
-                k[at], v[at], g[at], None if beta is None else beta[at], making.interior_bounds, making.blocks,
-                kept.end_state, kept.transition, end_state_scale=kept.end_state_scale,
-                transition_scale=kept.transition_scale, vanishing=kept.vanishing, delta=beta is not None,
-                check_slots=False,
-            )  # fmt: skip
-            if self._adds:
-                kept.leave_alone(making.blocks)
+            self._operators.store(kept, k[at], v[at], g[at], None if beta is None else beta[at])
         cut = stages.before(self.chunks, q, k, v, g, beta)
         h, v_new = chunk_h_jump(
             k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
             kept.transition, kept.end_state, transition_scale=kept.transition_scale,
-            end_state_scale=kept.end_state_scale, vanishing=kept.vanishing, chunk_size=linear.chunk, check_slots=False,
+            end_state_scale=kept.end_state_scale, transition_rows=kept.transition_rows, chunk_size=linear.chunk,
+            check_slots=False,
         )  # fmt: skip
         h = h[: self.chunks.count]
         if saves is not None and self._slots is not None:

@@ -66,8 +66,9 @@ def answer(composer: Composer, body: dict[str, Any]) -> dict[str, Any]:
         return {
             "entries": [told(composer, entry) for entry in newest if not entry.making],
             "count": len(index),
-            "bytes": sum(_bytes(composer, entry) for entry in index),
+            "bytes": sum(index.held(entry) for entry in index),
             "memory_bytes": store.total_bytes,
+            "transitions_kept": None if index.transitions_kept is None else round(index.transitions_kept, 4),
         }
     if "find" in body:
         found = []
@@ -90,16 +91,12 @@ def told(composer: Composer, entry: Entry) -> dict[str, Any]:
     return {
         "key": entry.key.hex(),
         "tokens": composer.seams.head + entry.tokens + composer.seams.tail,
-        "bytes": _bytes(composer, entry),
+        "bytes": composer.index.held(entry),
         "hits": entry.hits,
         "age_s": round(max(0.0, composer.now() - made_s), 3),
         "in_use": entry.pins > 0,
         "tenant": tenant,
     }
-
-
-def _bytes(composer: Composer, entry: Entry) -> int:
-    return composer.index.costs.state_bytes + entry.tokens * composer.index.costs.token_bytes
 
 
 def control(original: Callable[..., Any], scheduler: Any, message: Any) -> Any:

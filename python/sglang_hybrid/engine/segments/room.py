@@ -12,7 +12,8 @@ from torch import Tensor
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.device.tensors import bytes_at
 from sglang_hybrid.memory.sizing import segment_layout, slot_bytes
-from sglang_hybrid.segment.blocks import Blocks, Numbering
+from sglang_hybrid.segment.blocks import Blocks
+from sglang_hybrid.segment.slabs import Cut, Numbering
 from sglang_hybrid.segment.source import PooledBlocks
 
 if TYPE_CHECKING:
@@ -28,40 +29,62 @@ class Room:
     block_bytes: int
 
 
-def fixed(total_bytes: int, device: torch.device, state_bytes: int, token_bytes: int) -> Room:
-    """`total_bytes` for blocks of one entry's states or KV of tokens. Raises ConfigError if that is not two blocks."""
-    tokens = max(1, -(-state_bytes // token_bytes))
-    count = total_bytes // (tokens * token_bytes)
-    if count < 2:
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes on a rank: an entry's `states`, each token's `kv`, and each of its `transitions`, of which an entry has so
+    many until it is known which vanish."""
+
+    state_bytes: int
+    token_bytes: int
+    transitions: int = 0
+    transition_bytes: int = 0
+
+    @property
+    def largest(self) -> int:
+        """Bytes that have to fit into a block."""
+        return max(self.state_bytes, self.token_bytes, self.transition_bytes)
+
+    def cuts(self, block_bytes: int, whole: bool) -> tuple[Cut, Cut]:
+        """How a block is cut for KV, and how for transitions; `whole`: nothing of a block has memory while none has."""
+
+        def cut(size: int) -> Cut:
+            unit, slots = math.gcd(block_bytes, size), block_bytes // size
+            # Memory comes and goes by blocks: of one that holds something, no less than half is taken at once.
+            return Cut(slots, Numbering(block_bytes // unit, size // unit), max(1, slots // 2) if whole else 1)
+
+        return cut(self.token_bytes), cut(self.transition_bytes or block_bytes)
+
+
+def fixed(total_bytes: int, device: torch.device, needs: Needs) -> Room:
+    """`total_bytes` for blocks. Raises ConfigError if they do not hold one entry."""
+    block_bytes = -(-needs.largest // needs.token_bytes) * needs.token_bytes
+    kv, transitions = needs.cuts(block_bytes, whole=False)
+    blocks = Blocks(total_bytes // block_bytes, kv, transitions=transitions)
+    if not blocks.ever_fit(1, 1, needs.transitions):
+        least = 2 + transitions.least_blocks(needs.transitions)
         raise ConfigError(
-            f"segments need at least {2 * tokens * token_bytes / 1e9:.3f} GB, one block for states and one for KV; "
+            f"segments need at least {least * block_bytes / 1e9:.3f} GB, blocks for the states of one and one for KV; "
             f"raise --hybrid-segment-memory-gb: {total_bytes / 1e9:.3f}"
         )
-    data = torch.zeros(count * tokens * token_bytes, dtype=torch.uint8, device=device)
-    return Room(data, Blocks(count, tokens), tokens * token_bytes)
+    data = torch.zeros(blocks.count * block_bytes, dtype=torch.uint8, device=device)
+    return Room(data, blocks, block_bytes)
 
 
-def shared(arena: Arena, limit_bytes: int, state_bytes: int, token_bytes: int) -> Room:
+def shared(arena: Arena, limit_bytes: int, needs: Needs) -> Room:
     """Addresses for `limit_bytes` of the budget, whose memory is had when a block is taken."""
     granule = arena.sizing.granule_bytes
-    block_bytes = slot_bytes(max(state_bytes, token_bytes), granule)
+    block_bytes = slot_bytes(needs.largest, granule)
     layout = segment_layout(block_bytes, granule, limit_bytes)
     supply, first_plane = arena.open(layout)
     size = layout.plane_granules[0] * granule
     data = bytes_at(arena.pooled.address(first_plane), size, arena.device, owner=arena.pooled)
-    unit, tokens = math.gcd(block_bytes, token_bytes), block_bytes // token_bytes
-    numbering = Numbering(block_bytes // unit, token_bytes // unit)
-    return Room(data, Blocks(layout.pages, tokens, PooledBlocks(supply), numbering, least_of(tokens)), block_bytes)
+    kv, transitions = needs.cuts(block_bytes, whole=True)
+    return Room(data, Blocks(layout.pages, kv, PooledBlocks(supply), transitions), block_bytes)
 
 
-def least_of(block_tokens: int) -> int:
-    """Tokens that have to find room in a block that holds KV, or it is left alone: half of what it holds."""
-    return max(1, block_tokens // 2)
-
-
-def most_granules(state_bytes: int, token_bytes: int, tokens: int, granule_bytes: int) -> int:
+def most_granules(needs: Needs, tokens: int, granule_bytes: int) -> int:
     """Granules that one entry of `tokens` keeps in use at most beside block 0, each block in a column of its own."""
-    block_bytes = slot_bytes(max(state_bytes, token_bytes), granule_bytes)
-    block_tokens = block_bytes // token_bytes
-    blocks = Blocks(0, block_tokens, least=least_of(block_tokens)).most_blocks(tokens)
-    return (2 + blocks) * -(-block_bytes // granule_bytes)
+    block_bytes = slot_bytes(needs.largest, granule_bytes)
+    kv, transitions = needs.cuts(block_bytes, whole=True)
+    blocks = 2 + kv.most_blocks(tokens) + transitions.most_blocks(needs.transitions)
+    return blocks * -(-block_bytes // granule_bytes)

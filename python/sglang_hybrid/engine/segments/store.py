@@ -1,9 +1,11 @@
 """The tensors of entries: every layer's share of a block or slot, as views of one range of bytes.
 
-    block   [layer 0: T | S_C | window] [layer 1: ...] ...     the states of one entry
+    block   [layer 0: rows | S_C | window] [layer 1: ...] ...  the states of one entry
     block   [token: K, V of layer 3; K, V of layer 7; ...] ... KV of some entries' interiors, a token after the other
+    block   [T of a head] [T of a head] ...                    transitions of some entries, of any layer and head
 
-T is the transition over the interior, S_C its state from a zero start, window the last inputs of its convolution.
+T is the transition over the interior, S_C its state from a zero start, window the last inputs of its convolution. Each
+head has in `rows` the slot of its T, -1 where T has vanished. Where T is a number (Mamba-2), it stands in their place.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.segments import room
+from sglang_hybrid.segment.slabs import Numbering
 
 _ALIGNED = 16
 """Bytes at which every field begins: what a vector load wants."""
+
+Field = tuple[str, tuple[int, ...], torch.dtype]
+"""Name, shape and type of what an entry keeps."""
 
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -45,32 +51,23 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One linear layer's share of every block: first dimension blocks, then as `compose` of the kernels has it."""
+    """One linear layer's share of every block: first dimension blocks, then as `compose` of the kernels has it.
+
+    With `transition_rows` [blocks, heads], `transition` [rows, K, K] is shared by all layers, like its scale.
+    """
 
     transition: Tensor
     end_state: Tensor
     window: Tensor
-    vanishing: Tensor
+    transition_rows: Tensor | None = None
     transition_scale: Tensor | None = None
     end_state_scale: Tensor | None = None
-
-    def leave_alone(self, blocks: Tensor) -> None:
-        """Let the segments in `blocks` leave states before them as they are: T is the identity."""
-        whole = 127 if self.transition.dtype is torch.int8 else 1
-        kept: Tensor | int = whole
-        if self.transition.dim() == 4:
-            size = self.transition.shape[-1]
-            kept = whole * torch.eye(size, dtype=self.transition.dtype, device=self.transition.device)
-        self.transition[blocks] = kept
-        self.vanishing[blocks] = False
-        if self.transition_scale is not None:
-            self.transition_scale[blocks] = 1 / whole
 
 
 class Store:
     """Blocks in `total_bytes` on `device`; states are stored as `dtype`, a name in `STORED`.
 
-    `open_room` finds their memory by the bytes of one entry's states and of one token's KV; a buffer if left out.
+    `open_room` finds their memory by what an entry needs; a buffer if left out.
     """
 
     def __init__(
@@ -79,19 +76,29 @@ class Store:
         dtype: str,
         total_bytes: int,
         device: torch.device,
-        open_room: Callable[[int, int], room.Room] | None = None,
+        open_room: Callable[[room.Needs], room.Room] | None = None,
     ) -> None:
         self.shapes = shapes
-        fields = _fields(shapes, STORED[dtype])
+        stored = STORED[dtype]
+        fields = _fields(shapes, stored)
         layer_bytes = sum(_padded(size, kind) for _, size, kind in fields)
         self.state_bytes = shapes.linear_layers * layer_bytes
         itemsize = shapes.kv_dtype.itemsize
         kv_bytes = shapes.attention_layers * shapes.kv_heads * (shapes.key_size + shapes.value_size) * itemsize
         self.token_bytes = _up(max(kv_bytes, 1))
-        opened = (open_room or partial(room.fixed, total_bytes, device))(self.state_bytes, self.token_bytes)
+        of_transition = _transition(shapes, stored)
+        self.transition_bytes = sum(_padded(size, kind) for _, size, kind in of_transition)
+        self.transitions = shapes.linear_layers * shapes.temporal[0] if shapes.dense else 0
+        needs = room.Needs(self.state_bytes, self.token_bytes, self.transitions, self.transition_bytes)
+        opened = (open_room or partial(room.fixed, total_bytes, device))(needs)
         self.blocks, self.buffer, self.block_bytes = opened.blocks, opened.data, opened.block_bytes
-        self.block_tokens = self.blocks.block_tokens
-        self.layers = [self._layer(fields, n * layer_bytes) for n in range(shapes.linear_layers)]
+        self.block_tokens = self.blocks.kv.cut.slots
+        shared, start = dict[str, Tensor](), 0
+        for name, size, kind in of_transition:
+            numbering = self.blocks.transitions.numbering
+            shared[name] = self._slots(numbering, self.transition_bytes, start, size, kind)
+            start += _padded(size, kind)
+        self.layers = [Layer(**shared, **self._layer(fields, n * layer_bytes)) for n in range(shapes.linear_layers)]
         row = shapes.kv_heads * itemsize
         starts = [n * row * (shapes.key_size + shapes.value_size) for n in range(shapes.attention_layers)]
         self.keys = [self._tokens(start, shapes.key_size) for start in starts]
@@ -102,36 +109,45 @@ class Store:
         """Bytes for which there are addresses; whether memory, is known to the blocks."""
         return self.blocks.count * self.block_bytes
 
-    def _layer(self, fields: list[tuple[str, tuple[int, ...], torch.dtype]], start: int) -> Layer:
+    def _layer(self, fields: list[Field], start: int) -> dict[str, Tensor]:
         views = {}
         for name, size, kind in fields:
             shape = (self.blocks.count, *size)
             strides = (self.block_bytes // kind.itemsize, *_strides(size))
             views[name] = self.buffer.view(kind).as_strided(shape, strides, start // kind.itemsize)
             start += _padded(size, kind)
-        return Layer(**views)
+        return views
 
     def _tokens(self, start: int, size: int) -> Tensor:
         heads, kind = self.shapes.kv_heads, self.shapes.kv_dtype
-        numbering = self.blocks.numbering
-        shape = (self.blocks.count * numbering.span - numbering.step + 1, heads, size)
-        strides = (self.token_bytes // numbering.step // kind.itemsize, size, 1)
+        return self._slots(self.blocks.kv.numbering, self.token_bytes, start, (heads, size), kind)
+
+    def _slots(
+        self, numbering: Numbering, slot_bytes: int, start: int, size: tuple[int, ...], kind: torch.dtype
+    ) -> Tensor:
+        """What lies `start` bytes behind the beginning of every slot, by its number."""
+        shape = (self.blocks.count * numbering.span - numbering.step + 1, *size)
+        strides = (slot_bytes // numbering.step // kind.itemsize, *_strides(size))
         return self.buffer.view(kind).as_strided(shape, strides, start // kind.itemsize)
 
 
-def _fields(shapes: Shapes, dtype: torch.dtype) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+def _fields(shapes: Shapes, dtype: torch.dtype) -> list[Field]:
     heads, value, key = shapes.temporal
-    transition = (heads, key, key) if shapes.dense else (heads,)
-    kinds = [
-        ("transition", transition, dtype if shapes.dense else torch.float32),
-        ("end_state", (heads, value, key), dtype),
-        ("window", shapes.window, shapes.window_dtype),
-        ("vanishing", (heads,), torch.bool),
-    ]
-    if dtype is torch.int8:
-        names = ("transition_scale", "end_state_scale") if shapes.dense else ("end_state_scale",)
-        kinds += [(name, (heads, key), torch.float32) for name in names]
-    return kinds
+    number: Field = ("transition_rows", (heads,), torch.int64)
+    if not shapes.dense:
+        number = ("transition", (heads,), torch.float32)
+    kinds = [number, ("end_state", (heads, value, key), dtype), ("window", shapes.window, shapes.window_dtype)]
+    return [*kinds, *_scale("end_state_scale", (heads, key), dtype)]
+
+
+def _transition(shapes: Shapes, dtype: torch.dtype) -> list[Field]:
+    """Of a head whose T is a matrix."""
+    key = shapes.temporal[2]
+    return [("transition", (key, key), dtype), *_scale("transition_scale", (key,), dtype)] if shapes.dense else []
+
+
+def _scale(name: str, size: tuple[int, ...], dtype: torch.dtype) -> list[Field]:
+    return [(name, size, torch.float32)] if dtype is torch.int8 else []
 
 
 def _strides(size: tuple[int, ...]) -> tuple[int, ...]:

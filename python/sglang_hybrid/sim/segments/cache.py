@@ -25,6 +25,7 @@ from sglang_hybrid.segment.keys import NO_TOKEN, Identity
 from sglang_hybrid.segment.order import ByValue, Order
 from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Cached, Limits, SegmentedPrompt
+from sglang_hybrid.segment.slabs import Cut
 from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.trace import TraceRequest
 
@@ -34,12 +35,14 @@ _CODES = 1 << 30  # above every token: of a vocabulary, and of a request log
 @dataclass(frozen=True)
 class Memory:
     """What segments have: `total_bytes`, of which each takes `dtype`'s share, `seam_tokens` at its ends, and passes of
-    `pass_tokens` (a server's --chunked-prefill-size), into which one has to fit."""
+    `pass_tokens` (a server's --chunked-prefill-size), into which one has to fit. `kept` is the share of transitions
+    that do not vanish: it depends on a model's weights, and a server says it (`/hybrid/segments`)."""
 
     total_bytes: int
     dtype: str = "bfloat16"
     seam_tokens: int = 8
     pass_tokens: int = 8192
+    kept: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,21 @@ class SegmentCache(PrefixCache):
         self.costs = costs = segment_costs(model, memory.dtype)
         self.memory, self.seams = memory, Seams(memory.seam_tokens, costs.window)
         self.identity = identity(self.seams)
-        count = memory.total_bytes // costs.block_bytes
-        if count < 2:
+        count, least = memory.total_bytes // costs.block_bytes, least_blocks(costs)
+        if count < least:
             raise ConfigError(
-                f"segments of {model.name} need {2 * costs.block_bytes / 1e9:.3f} GB or more, one block of states and "
-                f"one of KV; raise --segments-gb: {memory.total_bytes / 1e9:g}"
+                f"segments of {model.name} need {least * costs.block_bytes / 1e9:.3f} GB or more, blocks for states "
+                f"and one for KV; raise --segments-gb: {memory.total_bytes / 1e9:g}"
             )
-        blocks = Blocks(count, costs.block_tokens)
-        self.index = SegmentIndex(blocks, Costs(model, costs.state_bytes, costs.token_bytes), order=order)
+        blocks = Blocks(count, Cut(costs.block_tokens), transitions=Cut(costs.block_transitions))
+        held = Costs(
+            model,
+            costs.state_bytes,
+            costs.token_bytes,
+            transitions=costs.transitions,
+            transition_bytes=costs.transition_bytes,
+        )
+        self.index = SegmentIndex(blocks, held, order=order)
         self._passes: list[Pass] = []
         self._codes: dict[int, int] = {}
 
@@ -122,6 +132,8 @@ class SegmentCache(PrefixCache):
             assert prompt.begin(start, end, limits, self.index, now) is not None
             made = prompt.commit(self.index)
             self._passes.append(made)
+            for cold in made.cold:
+                self.index.settle(cold.entry, round(self.memory.kept * self.costs.transitions))
             start, run = made.end, run + made.run_tokens
             flops += run_flops(made, self.model, self.costs)
         prompt.end(self.index)
@@ -149,13 +161,18 @@ class SegmentCache(PrefixCache):
     def segment_bytes(self) -> int:
         """Bytes that segments hold."""
         blocks, costs = self.index.blocks, self.costs
-        whole = (blocks.count - blocks.free_blocks) * costs.block_bytes
-        return whole - blocks.free_tokens * costs.token_bytes
+        whole = (blocks.count - blocks.free) * costs.block_bytes
+        return whole - blocks.kv.free * costs.token_bytes - blocks.transitions.free * costs.transition_bytes
 
     def check(self) -> None:
         super().check()
         self.index.check()
         assert all(not entry.pins for entry in self.index)
+
+
+def least_blocks(costs: SegmentCosts) -> int:
+    """Blocks that one segment takes at least."""
+    return 2 + Cut(costs.block_transitions).least_blocks(costs.transitions)
 
 
 def identity(seams: Seams) -> Identity:

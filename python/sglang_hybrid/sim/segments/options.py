@@ -33,6 +33,10 @@ def add_flags(add: Callable[..., Any]) -> None:
         "--pass-tokens", type=int, default=8192, metavar="N",
         help="of a prefill pass, as --chunked-prefill-size; a longer segment is not kept (default: 8192)",
     )  # fmt: skip
+    add(
+        "--transitions-kept", type=float, default=1.0, metavar="SHARE",
+        help="heads that do not forget within a segment what was before it; others keep no transition (default: 1)",
+    )  # fmt: skip
 
 
 def memory(args: argparse.Namespace) -> Memory | None:
@@ -43,8 +47,10 @@ def memory(args: argparse.Namespace) -> Memory | None:
         raise ConfigError(f"--segments-gb must be a positive number of GB: {args.segments_gb:g}")
     if args.pass_tokens < 1:
         raise ConfigError(f"--pass-tokens must be positive: {args.pass_tokens}")
-    seams = Seams(args.seam_tokens, 0)
-    return Memory(round(args.segments_gb * 1e9), args.segment_dtype, seams.width, args.pass_tokens)
+    if not 0 <= args.transitions_kept <= 1:
+        raise ConfigError(f"--transitions-kept is a share between 0 and 1: {args.transitions_kept:g}")
+    seams, total = Seams(args.seam_tokens, 0), round(args.segments_gb * 1e9)
+    return Memory(total, args.segment_dtype, seams.width, args.pass_tokens, args.transitions_kept)
 
 
 def rows(policies: Sequence[str], ceilings: bool, memory: Memory | None) -> list[str]:

@@ -29,7 +29,7 @@ class ByRecency:
     def pop(self, now: float) -> Entry | None:
         return self._entries.popitem(last=False)[1] if self._entries else None
 
-    def worth(self, key: Key, tokens: int, mark: Mark, now: float) -> float:
+    def worth(self, key: Key, tokens: int, transitions: int, mark: Mark, now: float) -> float:
         return mark.last_s
 
     def __len__(self) -> int:
@@ -56,13 +56,15 @@ class ByFuture:
     def pop(self, now: float) -> Entry | None:
         if not self._entries:
             return None
-        worth = {number: self.worth(e.key, e.tokens, e.mark, now) for number, e in self._entries.items()}
+        worth = {
+            number: self.worth(e.key, e.tokens, e.transitions.size, e.mark, now) for number, e in self._entries.items()
+        }
         return self._entries.pop(min(worth, key=lambda number: (worth[number], number)))
 
-    def worth(self, key: Key, tokens: int, mark: Mark, now: float) -> float:
+    def worth(self, key: Key, tokens: int, transitions: int, mark: Mark, now: float) -> float:
         times = self._uses[key]
         later = bisect_right(times, now)
-        return self._costs.density(tokens) / (times[later] - now) if later < len(times) else 0.0
+        return self._costs.density(tokens, transitions) / (times[later] - now) if later < len(times) else 0.0
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -15,7 +15,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import cost_columns, hit_columns
 from sglang_hybrid.sim.replay import Ints, Replay
-from sglang_hybrid.sim.segments.cache import Memory, SegmentCache, Served, identity, prompt_of
+from sglang_hybrid.sim.segments.cache import Memory, SegmentCache, Served, identity, least_blocks, prompt_of
 from sglang_hybrid.sim.segments.orders import knowing
 from sglang_hybrid.sim.trace import Segment, Tokens, Trace
 
@@ -58,6 +58,7 @@ def columns(
         "segment_dtype": memory.dtype,
         "seam_tokens": memory.seam_tokens,
         "pass_tokens": memory.pass_tokens,
+        "transitions_kept": memory.kept,
         "entries": len(cache.index),
         **{f"entries_{name}": getattr(counts, name) for name in ("made", "evicted", "refused")},
     }
@@ -71,6 +72,7 @@ def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str) -> Segm
         for each in request.segments:
             known[_name(request.tokens, each)] = each.end - each.start
     blocks = len(known) + sum(known.values()) // costs.block_tokens + 3
+    blocks += -(-costs.transitions * len(known) // costs.block_transitions) + least_blocks(costs)
     return SegmentCache(model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy)
 
 

@@ -1,0 +1,60 @@
+"""Gives back the memory of transitions that vanished, once the passes that made them have run.
+
+Only the device knows which they are. How many stay comes to the host behind the pass, without a wait, and is read when
+the scheduler begins a later round. Ranks hold different heads: what stays on one of them stays on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_hybrid.engine.pools.ranks import Group
+from sglang_hybrid.segment.index import Entry, SegmentIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    entries: Sequence[Entry]
+    stay: Tensor
+    arrived: torch.cuda.Event | None
+
+
+class Settling:
+    """Of the entries of `index`. When a round begins, `ahead` passes may not have run yet (as in `segment.leases`)."""
+
+    def __init__(self, index: SegmentIndex, ahead: int, group: Group | None) -> None:
+        self._index, self._ahead, self._group = index, ahead, group
+        self._fresh: list[_Pass] = []
+        self._past: list[list[_Pass]] = []
+
+    def launched(self, entries: Sequence[Entry], stay: Tensor) -> None:
+        """A pass makes `entries`, of whose transitions so many stay ([entries] int64, where the pass runs)."""
+        arrived = None
+        if stay.device.type == "cuda":
+            stay = torch.empty(stay.shape, dtype=stay.dtype, pin_memory=True).copy_(stay, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._fresh.append(_Pass(entries, stay, arrived))
+
+    def turn(self) -> None:
+        """A round of the scheduler begins, on all ranks."""
+        if not self._fresh and not self._past:
+            return
+        self._past.append(self._fresh)
+        self._fresh = []
+        while len(self._past) > self._ahead:
+            for ran in self._past.pop(0):
+                self._settle(ran)
+
+    def _settle(self, ran: _Pass) -> None:
+        if ran.arrived is not None:
+            ran.arrived.synchronize()
+        counts = ran.stay.tolist()
+        if self._group is not None:
+            counts = self._group.most(counts)
+        for entry, kept in zip(ran.entries, counts, strict=True):
+            self._index.settle(entry, kept)
