@@ -50,7 +50,7 @@ WORKLOADS = (
 )
 SHARED = tuple(f"documents?requests=300&again=0&fixed={count}" for count in (0, 2, 4))
 SHARED_GB = 4.0
-ORDERS = ("value", "recency", "frequency", "clairvoyant", "int8")
+ORDERS = ("value", "recency", "frequency", "clairvoyant", "int8", "a third")
 
 
 class ByFrequency(ByFuture):
@@ -60,9 +60,9 @@ class ByFrequency(ByFuture):
         super().__init__({}, costs)
         self._first: dict[Key, float] = {}
 
-    def worth(self, key: Key, tokens: int, mark: Mark, now: float) -> float:
+    def worth(self, key: Key, tokens: int, transitions: int, mark: Mark, now: float) -> float:
         age = now - self._first.setdefault(key, mark.last_s)
-        return (mark.hits + 1) / (age + 60.0) * self._costs.density(tokens)
+        return (mark.hits + 1) / (age + 60.0) * self._costs.density(tokens, transitions)
 
     def check(self) -> None:
         pass  # there are no uses to know of
@@ -122,6 +122,8 @@ def opened(trace: Trace, order: str, capacity: int, memory: Memory) -> SegmentCa
         return clairvoyant(trace, MODEL, left, memory, "forecast")
     if order == "int8":
         return SegmentCache(MODEL, left, replace(memory, dtype="int8"))
+    if order == "a third":
+        return SegmentCache(MODEL, left, replace(memory, kept=1 / 3))
     known: dict[str, dict[str, Callable[..., Any]]] = {
         "value": {}, "recency": {"order": ByRecency}, "frequency": {"order": ByFrequency},
     }  # fmt: skip
