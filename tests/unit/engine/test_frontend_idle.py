@@ -54,12 +54,22 @@ def test_an_update_that_keeps_the_cache_needs_no_idle_scheduler() -> None:
     assert idle.Gate().admit([kept], idle=False) == [kept]
 
 
-@pytest.mark.parametrize(("memory", "waits"), [("static", True), ("elastic", False)])
+@pytest.mark.parametrize(
+    ("memory", "tags", "waits"),
+    [
+        ("static", None, True),
+        ("elastic", None, False),
+        ("elastic", ["kv_cache"], False),
+        ("elastic", ["kv_cache", "weights"], True),
+        ("elastic", ["weights"], True),
+    ],
+)
 def test_only_elastic_memory_is_given_back_under_load(
-    monkeypatch: pytest.MonkeyPatch, memory: str, waits: bool
+    monkeypatch: pytest.MonkeyPatch, memory: str, tags: list[str] | None, waits: bool
 ) -> None:
+    """Weights are SGLang's: its scheduler ends on an assertion unless it is idle."""
     monkeypatch.setattr(idle, "settings", lambda: SimpleNamespace(memory=memory))
-    asked: list[Any] = [ReleaseMemoryOccupationReqInput(tags=None)]
+    asked: list[Any] = [ReleaseMemoryOccupationReqInput(tags=tags)]
     assert idle.Gate().admit(asked, idle=False) == ([] if waits else asked)
 
 

@@ -94,8 +94,13 @@ def _refuse(scheduler: Any, message: Any) -> bool:
 def _needs_idle(message: Any) -> bool:
     name = type(message).__name__
     if name == "ReleaseMemoryOccupationReqInput":
-        return settings().memory != "elastic"  # which gives memory back under load
+        return settings().memory != "elastic" or _more_than_kv(message.tags)  # KV and states are given back under load
     return name.startswith("UpdateWeight") and bool(getattr(message, "flush_cache", False))
+
+
+def _more_than_kv(tags: list[str] | None) -> bool:
+    """Whether SGLang, and not elastic memory alone, has to release something; without tags that is KV and states."""
+    return bool({*(tags or ())} - {"kv_cache"})
 
 
 def _is_abort(message: Any) -> bool:
