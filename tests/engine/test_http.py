@@ -174,6 +174,17 @@ def test_an_administrators_mistake_ends_no_scheduler(client: Client, server: Ser
     assert len(client.generate(PROMPT, 2)[0]) == 2
 
 
+def test_who_is_paused_in_the_middle_can_be_aborted(client: Client, server: Server) -> None:
+    administrator = Client(server, MASTER)
+    answer = stream(client, sampling_params={"max_new_tokens": 1_200, "ignore_eos": True})
+    next(answer)
+    for mode in ("in_place", "abort"):
+        assert administrator.answer("/pause_generation", {"mode": mode})[0] == 200
+    assert list(answer)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert administrator.answer("/continue_generation", {})[0] == 200
+    assert len(client.generate(PROMPT, 2)[0]) == 2
+
+
 def test_who_hangs_up_ends_his_own_request(client: Client) -> None:
     """The client's id is the beginning of another's."""
     assert eventually(lambda: running(client) == 0)

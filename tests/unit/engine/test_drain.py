@@ -52,3 +52,23 @@ def test_a_pause_ends_before_the_requests_are_waited_for(manager: Manager, said:
     assert asyncio.run(drain.drain(waits, manager)).done
     assert manager.said == said
     assert manager.looks == 3, "nothing happens before the signal"
+
+
+@pytest.mark.parametrize(
+    ("paused", "mode", "asked"),
+    [
+        (True, "abort", ["retract", "abort"]),
+        (False, "abort", ["abort"]),
+        (True, "in_place", ["in_place"]),
+    ],
+)
+def test_who_is_paused_in_the_middle_is_retracted_before_it_is_aborted(
+    paused: bool, mode: str, asked: list[str]
+) -> None:
+    modes: list[str] = []
+
+    async def original(_: Manager, message: Any) -> None:
+        modes.append(message.mode)
+
+    asyncio.run(drain.pause(original, Manager(paused), SimpleNamespace(mode=mode)))
+    assert modes == asked

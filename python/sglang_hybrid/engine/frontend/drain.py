@@ -1,6 +1,6 @@
-"""A server that is told to stop while it is paused lets its requests go on first: it waits for them before it ends.
+"""Who waits for requests to end sees that they can: a server that is told to stop in a pause, and a pause that aborts.
 
-SGLang waits too, for requests that nobody will let go on. Runs in the HTTP process.
+SGLang waits too, for requests that nobody lets go on. Runs in the HTTP process.
 """
 
 from __future__ import annotations
@@ -30,3 +30,16 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
         except TimeoutError:
             logger.error("the pause did not end within %.0f s: requests may wait for ever", PATIENCE_S)
     return await original(manager)
+
+
+async def pause(original: Callable[..., Any], manager: Any, message: Any) -> Any:
+    """AROUND hook of TokenizerManager.pause_generation: who is paused in the middle is retracted before it is aborted.
+
+    An abort in the middle of an answer takes effect with the next pass. In a pause there is none, SGLang waits for it,
+    and the end of the pause waits for SGLang.
+    """
+    if message.mode == "abort" and manager.is_pause:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        await original(manager, PauseGenerationReqInput(mode="retract"))
+    return await original(manager, message)

@@ -117,21 +117,16 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
     # SGLang 0.5.22 corrected itself.
-    Hook(
-        _GRANITE + "MambaDecoderLayer.forward",
-        "AFTER",
-        "cpu.granite:drop_added_residual",
-        SCHEDULER,
-        "cpu",
-        before="0.5.22",
-    ),
-    Hook(
-        _GRANITE + "AttentionDecoderLayer.forward",
-        "AFTER",
-        "cpu.granite:drop_added_residual",
-        SCHEDULER,
-        "cpu",
-        before="0.5.22",
+    *(
+        Hook(
+            f"{_GRANITE}{kind}DecoderLayer.forward",
+            "AFTER",
+            "cpu.granite:drop_added_residual",
+            SCHEDULER,
+            "cpu",
+            before="0.5.22",
+        )
+        for kind in ("Mamba", "Attention")
     ),
     # The cache.
     Hook("srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "AFTER", "cache.hooks:plan", SCHEDULER),
@@ -342,6 +337,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
     Hook(_UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
     Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),
+    Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
