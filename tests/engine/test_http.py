@@ -5,6 +5,7 @@ The tests share the server, in the order of this file; the last one ends it.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -172,6 +173,23 @@ def test_an_administrators_mistake_ends_no_scheduler(client: Client, server: Ser
     status, text = administrator.answer("/send_weights_to_remote_instance", nobody)
     assert (status, "/init_weights_send_group_for_remote_instance" in text) == (400, True)
     assert len(client.generate(PROMPT, 2)[0]) == 2
+
+
+def test_weights_that_do_not_fit_leave_those_that_were_served(
+    client: Client, server: Server, models: Callable[[str], Path], first_answer: list[int]
+) -> None:
+    administrator = Client(server, MASTER)
+    administrator.answer("/begin_weight_update", {})  # which 0.5.17 does not ask for
+    junk = {"serialized_named_tensors": [base64.b64encode(b"no tensors").decode()]}
+    status, text = administrator.answer("/update_weights_from_tensor", junk)
+    assert (status, "cannot load these tensors" in text) == (400, True), text
+    administrator.answer("/end_weight_update", {})
+    status, text = administrator.answer("/update_weights_from_disk", {"model_path": str(models("mamba2"))})
+    assert (status, f"the weights are those of {models('gdn')} again" in text) == (400, True), text
+    group = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2, "group_name": ""}
+    status, text = administrator.answer("/init_weights_update_group", group)
+    assert (status, "Group name cannot be empty" in text) == (400, True), text
+    assert client.generate(PROMPT, 16)[0] == first_answer
 
 
 def test_who_is_paused_in_the_middle_can_be_aborted(client: Client, server: Server) -> None:
