@@ -303,6 +303,7 @@ class SegmentIndex:
         """Drop every entry: the model's weights changed, or somebody asked for an empty cache."""
         for entry in list(self._entries.values()):
             self.drop(entry)
+        self._settled = self._kept = 0
 
     def _remove(self, entry: Entry) -> None:
         entry.alive = False

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import segments
+from benchmarks.quality import segments, transitions
 from sglang_hybrid.demo.model import READERS
 from sglang_hybrid.demo.reader import tokens
 from sglang_hybrid.demo.reader.network import delta, ssd
@@ -89,3 +89,15 @@ def test_the_first_segment_in_its_context_is_the_prompt_itself(model: str) -> No
     torch.testing.assert_close(found, whole, atol=1e-3, rtol=1e-3)
     alone = segments._logprobs(judge, encoded.ids, first, ranges[:1], "seams 8")
     assert (alone - whole).abs().max() > 1e-2
+
+
+def test_the_largest_element_of_a_transition_is_that_of_its_product() -> None:
+    _, inputs = made(True)
+    _, k, v, g, beta = inputs
+    product = torch.eye(8).repeat(2, 1, 1)
+    for at in range(50):
+        key = k[0, :, at]
+        step = torch.eye(8) - beta[0, :, at, None, None] * key[:, :, None] * key[:, None, :]
+        product = product @ (g[0, :, at].exp()[:, None, None] * step)
+    found = transitions.largest(k, v, g, beta)
+    torch.testing.assert_close(found, product.abs().amax((1, 2)), atol=1e-12, rtol=1e-4)

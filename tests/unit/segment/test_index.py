@@ -196,6 +196,8 @@ def test_new_entries_are_priced_by_what_others_kept() -> None:
         kept.append(entry)
     assert index.usual_transitions == 1
     assert index._worth(kept[2], 1.0) > index._worth(kept[0], 1.0) > index._worth(kept[1], 1.0)
+    index.clear()
+    assert index.usual_transitions == 6, "new weights may remember more"
 
 
 def test_an_entry_that_is_gone_gives_nothing_back_twice() -> None:
