@@ -73,6 +73,8 @@ class Slabs:
 
     def wanted(self, count: int) -> int:
         """Further blocks for `count` slots."""
+        if self.cut.least == 1:  # wherever slots are free, they are taken
+            return self.cut.least_blocks(max(0, count - self._free))
         return self._places(count)[1]
 
     def blocks_of(self, slots: Slots) -> list[int]:

@@ -124,6 +124,7 @@ def test_random_uses_against_sets() -> None:
         if rng.random() < 0.5:
             count = rng.randrange(25)
             fits = blocks.missing(1, count) == 0
+            assert blocks.kv.wanted(count) == blocks.kv._places(count)[1]
             assert fits == (blocks.free > 0 and count <= blocks.kv.free + 7 * (blocks.free - 1))
             if fits:
                 states.append(blocks.take_state())

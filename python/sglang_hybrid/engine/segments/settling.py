@@ -1,7 +1,8 @@
 """Gives back the memory of transitions that vanished, once the passes that made them have run.
 
 Only the device knows which they are. How many stay comes to the host behind the pass, without a wait, and is read when
-the scheduler begins a later round. Ranks hold different heads: what stays on one of them stays on all.
+the scheduler begins a later round. Ranks hold different heads, and an entry keeps as many slots as the rank that needs
+most.
 """
 
 from __future__ import annotations
@@ -35,15 +36,14 @@ class Settling:
         """A pass makes `entries`, of whose transitions so many stay ([entries] int64, where the pass runs)."""
         arrived = None
         if stay.device.type == "cuda":
-            stay = torch.empty(stay.shape, dtype=stay.dtype, pin_memory=True).copy_(stay, non_blocking=True)
+            host = torch.empty(stay.shape, dtype=stay.dtype, device="cpu", pin_memory=True)
+            stay = host.copy_(stay, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
         self._fresh.append(_Pass(entries, stay, arrived))
 
     def turn(self) -> None:
         """A round of the scheduler begins, on all ranks."""
-        if not self._fresh and not self._past:
-            return
         self._past.append(self._fresh)
         self._fresh = []
         while len(self._past) > self._ahead:
