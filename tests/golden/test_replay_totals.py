@@ -69,8 +69,8 @@ def test_every_policy_skips_exactly_as_many_tokens_as_before(text: str, gb: floa
     assert tuple(found) == HITS[text, gb]
 
 
-# (workload, row of segments at 8 GB, 3 of them for segments, share of transitions that are kept): tokens hit, of them by
-# segments, and entries made
+# (workload, row of segments at 8 GB, 3 of them for segments, share of transitions that are kept): tokens hit, of them
+# by segments, and entries made
 SEGMENTS = {
     ("documents?seed=7&requests=80", "forecast+segments", 1.0): (677681, 488005, 323),
     ("documents?seed=7&requests=80", "forecast+segments", 0.3): (721849, 512419, 331),
