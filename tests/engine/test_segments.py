@@ -290,6 +290,19 @@ def test_heads_that_forget_keep_no_transition(
 
 
 @pytest.mark.slow
+def test_a_segment_that_is_all_seams_is_computed_as_a_whole(
+    serve: Callable[..., Client], compositions: Callable[[str], Composition]
+) -> None:
+    asker = Asker(serve("reader-gdn", *ON, "--hybrid-seam-tokens", "64"), compositions("reader-gdn"), seed=14)
+    documents = [asker.tokens(n) for n in (70, 110, 130)]  # two seams of 64 leave no interior that fills a window
+    for _ in range(2):
+        prompt, segments = asker.prompt(documents, asker.rng.randint(5, 60))
+        answer = asker.ask(prompt, segments)
+        assert said(answer)["miss_segment_short"] == 70 + 110 + 130
+        asker.check(prompt, answer, [])
+
+
+@pytest.mark.slow
 def test_little_memory_is_shared_by_worth(
     serve: Callable[..., Client], compositions: Callable[[str], Composition]
 ) -> None:
