@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
+STORED = (torch.float32, torch.bfloat16, torch.int8)
 KEPT = 4
 """One head in so many has a transition where transitions are in a pool of rows; those of the others are zero."""
 

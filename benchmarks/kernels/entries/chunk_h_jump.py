@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.registry import MODELS, QWEN3_NEXT, Case, Model
-from benchmarks.kernels.stored import BYTES, KEPT, as_stored, rows_of, transition_of
+from benchmarks.kernels.stored import KEPT, STORED, as_stored, rows_of, transition_of
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
 
 SEAM, QUERY = 16, 64
@@ -101,5 +101,5 @@ CASES = [
     _case(QWEN3_NEXT, 16, 64, torch.bfloat16),
     _case(QWEN3_NEXT, 16, 16, torch.float32),
     _case(QWEN3_NEXT, 4, 16, torch.bfloat16),
-    *(_case(QWEN3_NEXT, 16, 16, stored, by_row=True) for stored in BYTES),
+    *(_case(QWEN3_NEXT, 16, 16, stored, by_row=True) for stored in STORED),
 ]

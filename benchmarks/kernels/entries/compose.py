@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.registry import MODELS, Case, Model
-from benchmarks.kernels.stored import BYTES, KEPT, as_stored, rows_of, transition_of
+from benchmarks.kernels.stored import KEPT, STORED, as_stored, rows_of, transition_of
 from sglang_hybrid_kernels.compose import compose
 
 SEGMENTS = 8
@@ -64,7 +64,7 @@ def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int, by_r
         inputs=_inputs(model, stored, layers, tree_groups, by_row),
         call=_call,
         tolerance=1e-4,
-        moved_bytes=int((SEGMENTS * 2 * kept + matrix - kept) * (BYTES[stored] + scale)) + 4 * (kept + matrix),
+        moved_bytes=int((SEGMENTS * 2 * kept + matrix - kept) * (stored.itemsize + scale)) + 4 * (kept + matrix),
         flops=SEGMENTS * 2 * kept * model.head_dim,
         heads=(-3,),
         baselines={} if stored is torch.int8 else {"torch.baddbmm per segment": _batched_matmul},
@@ -72,8 +72,8 @@ def _case(model: Model, stored: torch.dtype, layers: int, tree_groups: int, by_r
 
 
 CASES = [
-    *(_case(model, stored, model.linear_layers, 1) for model in MODELS for stored in BYTES),
+    *(_case(model, stored, model.linear_layers, 1) for model in MODELS for stored in STORED),
     *(_case(MODELS[0], torch.bfloat16, 1, groups) for groups in (1, 4)),
-    *(_case(MODELS[0], stored, MODELS[0].linear_layers, 1, by_row=True) for stored in BYTES),
+    *(_case(MODELS[0], stored, MODELS[0].linear_layers, 1, by_row=True) for stored in STORED),
     _case(MODELS[0], torch.bfloat16, 1, 4, by_row=True),
 ]

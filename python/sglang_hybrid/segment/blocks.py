@@ -47,10 +47,13 @@ class Blocks:
         """Whether so much needs blocks that are taken, however much memory there is."""
         return self.wanted(states, tokens, transitions) > self._source.left
 
+    def filled(self, states: int, tokens: int, transitions: int = 0) -> int:
+        """Blocks that so much takes where nothing else is."""
+        return states + self.kv.cut.least_blocks(tokens) + self.transitions.cut.least_blocks(transitions)
+
     def ever_fit(self, states: int, tokens: int, transitions: int = 0) -> bool:
         """Whether so much fits where nothing else is."""
-        slabs = self.kv.cut.least_blocks(tokens) + self.transitions.cut.least_blocks(transitions)
-        return states + slabs <= self.count
+        return self.filled(states, tokens, transitions) <= self.count
 
     def hold(self, states: int, tokens: int, transitions: int = 0) -> bool:
         """Have memory for so much, which is taken next; whether it could be had."""

@@ -13,7 +13,9 @@
 | weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
 | an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
 | so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
+| so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
 | a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
+| so does a pause that aborts those of another pause      | they are retracted first               | drain.py         |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |

@@ -77,9 +77,7 @@ def build(
     )
     cache_forward.mixing = forward.mix
     state_bytes = store.state_bytes if elastic is None else store.block_bytes
-    costs = Costs(
-        spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes
-    )  # fmt: skip
+    costs = Costs(spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes)
     index = SegmentIndex(store.blocks, costs, rivals=elastic)
     ahead = 0 if args.disable_overlap_schedule else 1
     settling, leases = Settling(index, ahead, ranks.of_this_server()), None if elastic is None else Leases(index, ahead)

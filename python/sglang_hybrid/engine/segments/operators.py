@@ -25,12 +25,12 @@ class Operators:
         self._making, self._adds, self._made = making, adds, made
         self._layers = layers
         self._each = torch.arange(making.blocks.numel(), device=making.blocks.device)
+        self._each_head = torch.arange(making.transitions.numel() // layers, device=making.blocks.device)
         self._stay = torch.zeros_like(making.blocks)
 
     def store(self, layer: Layer, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> None:
         """Of the next layer, whose inputs are [interior tokens, heads, ...] as `chunk_transition` takes them."""
         from sglang_hybrid_kernels.chunk_transition import chunk_transition
-        from sglang_hybrid_kernels.copy_slots import copy_slots
 
         making, count = self._making, self._each.numel()
         heads, values, keys = layer.end_state.shape[1:]
@@ -43,23 +43,15 @@ class Operators:
             delta=beta is not None, check_slots=False,
         )  # fmt: skip
         if self._adds:
-            one = transition.new_ones(())
-            transition[:] = one if transition.dim() == 2 else torch.eye(keys, device=k.device)
+            transition[:] = 1 if transition.dim() == 2 else torch.eye(keys, device=k.device)
             vanishing[:] = False
-        scales = [_columns(layer.end_state_scale)]
-        copy_slots(
-            [end_state], self._each, making.blocks, into=[layer.end_state], into_scales=scales, slot_dim=0,
-            check_slots=False,
-        )  # fmt: skip
+        _keep(end_state, self._each, layer.end_state, layer.end_state_scale, making.blocks)
         if layer.transition_rows is None:
             layer.transition[making.blocks] = transition
         else:
             rows = self._rows(~vanishing)
             layer.transition_rows[making.blocks] = rows
-            copy_slots(
-                [transition.flatten(0, 1)], torch.arange(rows.numel(), device=k.device), rows.flatten(),
-                into=[layer.transition], into_scales=[_columns(layer.transition_scale)], slot_dim=0, check_slots=False,
-            )  # fmt: skip
+            _keep(transition.flatten(0, 1), self._each_head, layer.transition, layer.transition_scale, rows.flatten())
         self._layers -= 1
         if not self._layers:
             self._made(self._stay)
@@ -72,6 +64,9 @@ class Operators:
         return rows
 
 
-def _columns(scale: Tensor | None) -> Tensor | None:
-    """[..., K] as `copy_slots` has scales of columns, [..., 1, K]."""
-    return None if scale is None else scale.unsqueeze(-2)
+def _keep(made: Tensor, each: Tensor, stored: Tensor, scale: Tensor | None, slots: Tensor) -> None:
+    """Round made[each] into `slots` of `stored`, with a `scale` [..., K] of its columns if that has eight bits."""
+    from sglang_hybrid_kernels.copy_slots import copy_slots
+
+    scales = [None if scale is None else scale.unsqueeze(-2)]
+    copy_slots([made], each, slots, into=[stored], into_scales=scales, slot_dim=0, check_slots=False)

@@ -31,8 +31,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes on a rank: an entry's `states`, each token's `kv`, and each of its `transitions`, of which an entry has so
-    many until it is known which vanish."""
+    """Bytes on a rank of an entry's states, of each token's KV, and of each transition; and how many `transitions` an
+    entry has until it is known which vanish."""
 
     state_bytes: int
     token_bytes: int
@@ -61,7 +61,7 @@ def fixed(total_bytes: int, device: torch.device, needs: Needs) -> Room:
     kv, transitions = needs.cuts(block_bytes, whole=False)
     blocks = Blocks(total_bytes // block_bytes, kv, transitions=transitions)
     if not blocks.ever_fit(1, 1, needs.transitions):
-        least = 2 + transitions.least_blocks(needs.transitions)
+        least = blocks.filled(1, 1, needs.transitions)
         raise ConfigError(
             f"segments need at least {least * block_bytes / 1e9:.3f} GB, blocks for the states of one and one for KV; "
             f"raise --hybrid-segment-memory-gb: {total_bytes / 1e9:.3f}"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.segment.index import Entry, SegmentIndex
+from sglang_hybrid.segment.leases import Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,11 @@ class _Pass:
 
 
 class Settling:
-    """Of the entries of `index`. When a round begins, `ahead` passes may not have run yet (as in `segment.leases`)."""
+    """Of the entries of `index`; on `ahead` see `Rounds`."""
 
     def __init__(self, index: SegmentIndex, ahead: int, group: Group | None) -> None:
-        self._index, self._ahead, self._group = index, ahead, group
-        self._fresh: list[_Pass] = []
-        self._past: list[list[_Pass]] = []
+        self._index, self._group = index, group
+        self._rounds = Rounds[_Pass](ahead)
 
     def launched(self, entries: Sequence[Entry], stay: Tensor) -> None:
         """A pass makes `entries`, of whose transitions so many stay ([entries] int64, where the pass runs)."""
@@ -40,15 +40,12 @@ class Settling:
             stay = host.copy_(stay, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._fresh.append(_Pass(entries, stay, arrived))
+        self._rounds.add(_Pass(entries, stay, arrived))
 
     def turn(self) -> None:
         """A round of the scheduler begins, on all ranks."""
-        self._past.append(self._fresh)
-        self._fresh = []
-        while len(self._past) > self._ahead:
-            for ran in self._past.pop(0):
-                self._settle(ran)
+        for ran in self._rounds.turn():
+            self._settle(ran)
 
     def _settle(self, ran: _Pass) -> None:
         if ran.arrived is not None:

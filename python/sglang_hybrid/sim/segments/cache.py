@@ -76,20 +76,14 @@ class SegmentCache(PrefixCache):
         self.costs = costs = segment_costs(model, memory.dtype)
         self.memory, self.seams = memory, Seams(memory.seam_tokens, costs.window)
         self.identity = identity(self.seams)
-        count, least = memory.total_bytes // costs.block_bytes, least_blocks(costs)
-        if count < least:
+        blocks = blocks_of(costs, memory.total_bytes // costs.block_bytes)
+        if not blocks.ever_fit(1, 1, costs.transitions):
+            least = blocks.filled(1, 1, costs.transitions)
             raise ConfigError(
                 f"segments of {model.name} need {least * costs.block_bytes / 1e9:.3f} GB or more, blocks for states "
                 f"and one for KV; raise --segments-gb: {memory.total_bytes / 1e9:g}"
             )
-        blocks = Blocks(count, Cut(costs.block_tokens), transitions=Cut(costs.block_transitions))
-        held = Costs(
-            model,
-            costs.state_bytes,
-            costs.token_bytes,
-            transitions=costs.transitions,
-            transition_bytes=costs.transition_bytes,
-        )
+        held = Costs(model, costs.state_bytes, costs.token_bytes, 1, costs.transitions, costs.transition_bytes)
         self.index = SegmentIndex(blocks, held, order=order)
         self._passes: list[Pass] = []
         self._codes: dict[int, int] = {}
@@ -170,9 +164,9 @@ class SegmentCache(PrefixCache):
         assert all(not entry.pins for entry in self.index)
 
 
-def least_blocks(costs: SegmentCosts) -> int:
-    """Blocks that one segment takes at least."""
-    return 2 + Cut(costs.block_transitions).least_blocks(costs.transitions)
+def blocks_of(costs: SegmentCosts, count: int) -> Blocks:
+    """`count` blocks, as a server's buffer has them."""
+    return Blocks(count, Cut(costs.block_tokens), transitions=Cut(costs.block_transitions))
 
 
 def identity(seams: Seams) -> Identity:

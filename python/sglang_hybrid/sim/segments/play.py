@@ -15,7 +15,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import cost_columns, hit_columns
 from sglang_hybrid.sim.replay import Ints, Replay
-from sglang_hybrid.sim.segments.cache import Memory, SegmentCache, Served, identity, least_blocks, prompt_of
+from sglang_hybrid.sim.segments.cache import Memory, SegmentCache, Served, blocks_of, identity, prompt_of
 from sglang_hybrid.sim.segments.orders import knowing
 from sglang_hybrid.sim.trace import Segment, Tokens, Trace
 
@@ -71,8 +71,9 @@ def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str) -> Segm
     for request in trace.requests:
         for each in request.segments:
             known[_name(request.tokens, each)] = each.end - each.start
-    blocks = len(known) + sum(known.values()) // costs.block_tokens + 3
-    blocks += -(-costs.transitions * len(known) // costs.block_transitions) + least_blocks(costs)
+    empty = blocks_of(costs, 0)
+    blocks = empty.filled(len(known), sum(known.values()), costs.transitions * len(known))
+    blocks += empty.filled(1, 1, costs.transitions)  # a new entry has all of its transitions for a while
     return SegmentCache(model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy)
 
 
