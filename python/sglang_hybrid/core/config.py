@@ -91,6 +91,12 @@ class HybridConfig:
     seam_tokens: int = _option(8, "segments: tokens at each end of a segment that are computed with every use")
     max_sequences: int = _option(8192, "most sequences of one HTTP request: its prompts times n")
     max_body_mb: float = _option(64.0, "largest body of an HTTP request, in MB; images and videos come in bodies")
+    max_megapixels: float = _option(
+        512.0, "most pixels of all images in the body of one request, in millions: a small file may hold a huge image"
+    )
+    media_folder: str = _option(
+        "", "the folder below which requests may name images, videos and sounds by their path; empty is none"
+    )
     cpu_memory_gb: float = _option(
         1.0, "on a CPU: bytes for KV and recurrent states together, in GB, where no explicit SGLang size is given"
     )
@@ -124,6 +130,8 @@ class HybridConfig:
             raise ConfigError(f"max_sequences must be 1 or more: {self.max_sequences}")
         if not self.max_body_mb > 0:
             raise ConfigError(f"max_body_mb must be positive, for example 64: {self.max_body_mb}")
+        if not self.max_megapixels > 0:
+            raise ConfigError(f"max_megapixels must be positive, for example 512: {self.max_megapixels}")
         if not self.cpu_memory_gb > 0:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:

@@ -47,6 +47,7 @@ class Served:
 
 
 _MULTIMODAL = "the text part of a multimodal model"
+_SEES = "a multimodal model, served with images on a CPU"
 _LATENT = "latent attention"
 
 ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
@@ -58,7 +59,7 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
             "qwen3_5_moe", Where.CPU, Saves.ANY, ("gdn", "attention"), example="qwen3.5-35b-a3b", note=_MULTIMODAL
         ),
         "Qwen3_5ForConditionalGeneration": Served(
-            "qwen3_5", Where.CPU, Saves.ANY, ("gdn", "attention"), example="qwen3.5-27b", note=_MULTIMODAL
+            "qwen3_5", Where.CPU, Saves.ANY, ("gdn", "attention"), example="qwen3.5-27b", note=_SEES
         ),
         "Qwen3_5MoeForCausalLM": Served("qwen3_5_moe_text", Where.CPU, Saves.ANY, ("gdn", "attention")),
         "Qwen3_5ForCausalLM": Served("qwen3_5_text", Where.CPU, Saves.ANY, ("gdn", "attention")),

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.demo import vision
 from sglang_hybrid.demo.reader import weights as reader_weights
 from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
 
@@ -86,6 +87,8 @@ def _write(folder: Path, preset: str, weights: Path | None) -> None:
         model.load_state_dict(load_file(weights), strict=True)
     model.float().save_pretrained(folder)
     save_tokenizer(folder)
+    if preset == VISION:
+        vision.save_processor(folder)
 
 
 def _initialise(model: Any) -> None:
@@ -207,6 +210,8 @@ def _common(hidden: int) -> dict[str, Any]:
     }
 
 
+VISION = "vision"
+
 READERS = ("reader-gdn", "reader-mamba2")
 """Trained models, `sglang_hybrid.demo.reader`."""
 
@@ -217,6 +222,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "mamba2": _mamba2,
     "conv": _conv,
     "attention": _attention,
+    VISION: lambda: vision.model(_common(128)),
 }
 
 

@@ -11,7 +11,7 @@ from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine.frontend import workers
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
-from sglang_hybrid.engine.surface.rows import HTTP, SCHEDULER, full_name
+from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, full_name
 
 
 def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +49,5 @@ def test_sglang_hands_its_workers_what_the_hook_returns(monkeypatch: pytest.Monk
 
 def test_every_process_gets_every_hook() -> None:
     always = {full_name(hook.target).replace(":", ".") for hook in HOOKS if not hook.when and hook.required}
-    assert {hook.process for hook in HOOKS if not hook.when} == {HTTP, SCHEDULER}
+    assert {hook.process for hook in HOOKS if not hook.when} == {EVERY, HTTP, SCHEDULER}
     assert always <= set(registration._required)

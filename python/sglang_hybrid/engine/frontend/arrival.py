@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend import media
 from sglang_hybrid.engine.frontend.limits import (
     KEY,
     PRIORITY,
@@ -52,7 +53,7 @@ def require_arrival(obj: Any, vocabulary: int, most_sequences: int, from_client:
         value = getattr(obj, name, None)
         if isinstance(value, list) and (single or len(value) != prompts):
             raise ConfigError(f"{name} is one value, or a list of one per prompt ({prompts}): {len(value)} values")
-    _require_media(obj, prompts, single)
+    media.require_shape(obj, prompts, single)
     _require_names(obj)
     _require_session(getattr(obj, "session_params", None))
     _require_numbers(obj, prompts, single, vocabulary)
@@ -89,20 +90,6 @@ def _prompts(obj: Any) -> tuple[int, bool]:
 def _session(obj: Any) -> Any:
     """The session a request continues; its history may be the whole prompt."""
     return (getattr(obj, "session_params", None) or {}).get("id")
-
-
-def _require_media(obj: Any, prompts: int, single: bool) -> None:
-    """Raise ConfigError for images, videos or sounds of another shape; SGLang takes anything here."""
-    embedding = hasattr(obj, "is_cross_encoder_request")  # SGLang repeats neither media nor ids for those
-    for name in ("image_data", "video_data", "audio_data"):
-        value = getattr(obj, name, None)
-        if isinstance(value, (bool, int, float)):
-            raise ConfigError(f"{name} is a text, an object, or a list of these: {shown(value)}")
-        wrong = len(value) != prompts if isinstance(value, list) else embedding
-        if value and not single and wrong:
-            raise ConfigError(f"{name} is a list with one entry per prompt ({prompts}): {shown(value)}")
-    if not single and isinstance(obj.rid, str) and embedding:
-        raise ConfigError(f"rid is a list of one per prompt ({prompts}), for embeddings: {shown(obj.rid)}")
 
 
 def _require_params(obj: Any, prompts: int, single: bool, vocabulary: int, most: int | None) -> int:

@@ -28,6 +28,8 @@ _LIFETIME = re.compile(r"[1-9][0-9]{0,7}[smh]")
 
 _CONVERSATIONS = ("messages", "input")  # of a chat, of `/v1/responses`
 
+_MEDIA = ("image", "video", "audio")
+
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a marked piece of a body."""
 
@@ -73,7 +75,11 @@ def variants(body: dict[str, Any], path: Path) -> list[dict[str, Any]]:
         if at + 1 < len(tools):  # what the beginning of any other tool has in common does not count
             made.append({**body, "tools": tools[: at + 1]})
         return made
-    other = _longer(get(body, path))
+    piece = get(body, path)
+    if _is_media(piece):
+        around, at = get(body, path[:-1]), int(path[-1])
+        return [put(body, path[:-1], [*around[: at + 1], _text_behind(piece), *around[at + 1 :]])]
+    other = _longer(piece)
     return [] if other is None else [put(body, path, other)]
 
 
@@ -119,7 +125,7 @@ def _check(path: Path, name: str, mark: Any, key: str, known: Sequence[str], req
 
 def _last(body: dict[str, Any]) -> Path | None:
     """The last piece of the messages: what a mark of the whole request stands on."""
-    paths = [path for path, piece in pieces(body) if path[0] in _CONVERSATIONS and _longer(piece) is not None]
+    paths = [path for path, piece in pieces(body) if path[0] in _CONVERSATIONS and _can_be_followed(piece)]
     return max(paths, key=lambda path: (path[1], len(path) > 2, path), default=None)
 
 
@@ -138,11 +144,27 @@ def _longer(piece: Any) -> Any:
         last = _longer_call(calls[-1])
         return None if last is None else {**piece, "tool_calls": [*calls[:-1], last]}
     if isinstance(content, list) and content:
+        if _is_media(content[-1]):
+            return {**piece, "content": [*content, _text_behind(content[-1])]}
         last = _longer(content[-1])
         return None if last is None else {**piece, "content": [*content[:-1], last]}
     if isinstance(content, str) or piece.get("type") == "tool_result":
         return {**piece, "content": (content or "") + SOMETHING}
     return None
+
+
+def _can_be_followed(piece: Any) -> bool:
+    return _is_media(piece) or _longer(piece) is not None
+
+
+def _is_media(piece: Any) -> bool:
+    """Whether a part of a message is an image, a video or a sound."""
+    return isinstance(piece, dict) and str(piece.get("type", "")).removeprefix("input_").removesuffix("_url") in _MEDIA
+
+
+def _text_behind(media: dict[str, Any]) -> dict[str, Any]:
+    kind = "input_text" if str(media["type"]).startswith("input_") else "text"
+    return {"type": kind, "text": SOMETHING}
 
 
 def _longer_call(call: Any) -> Any:

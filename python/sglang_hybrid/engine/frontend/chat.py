@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries, hints
-from sglang_hybrid.engine.frontend import breakpoints
+from sglang_hybrid.engine.frontend import breakpoints, placeholders
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
 from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
 from sglang_hybrid.engine.frontend.rendering import rendered
@@ -129,18 +129,21 @@ def process(original: Callable[..., Any], serving: Any, request: Any, is_multimo
     if asked is None or before is None:
         return result
     media = result.image_data or result.video_data or result.audio_data  # their tokens are not known yet
-    rendered_here = not media and request.input_ids is None
-    found = _positions(asked, original, serving, before, result) if asked.paths and rendered_here else []
+    rendered_here = request.input_ids is None
+    ids = _ids(serving, result) if asked.paths and rendered_here else []
+    found = _positions(asked, original, serving, before, ids) if ids else []
     lost = len(asked.paths) - len(found)
     params = dict(request.custom_params or {})
-    if found:
+    if found and media:
+        placeholders.remember(params, found, ids)
+    elif found:
         given = params.get(boundaries.KEY, [])
         params[boundaries.KEY] = [*given, *found] if isinstance(given, list) else given
     if lost:
         logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
         params[boundaries.LOST] = lost
     if asked.segments:
-        placing = Placing(original, serving, before, result, asked.convert) if rendered_here else None
+        placing = Placing(original, serving, before, result, asked.convert) if rendered_here and not media else None
         _mark_segments(asked, placing, is_multimodal, params)
     if asked.hints != NO_HINTS:
         params.setdefault(hints.KEY, hints.written(asked.hints))
@@ -161,14 +164,17 @@ def _mark_segments(asked: _Asked, placing: Placing | None, is_multimodal: bool, 
         params[segment_params.LOST] = lost
 
 
-def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, request: Any, result: Any) -> list[int]:
-    """The position of every mark that the prompt of `result` has."""
-    tokenizer = serving.tokenizer_manager.tokenizer
+def _ids(serving: Any, result: Any) -> list[int]:
+    """The tokens of the prompt of `result`, each image one of them; [] for a prompt that will be refused."""
     ids = result.prompt_ids
     if isinstance(ids, str):  # it is encoded later
-        ids = tokenizer.encode(ids)
-    if len(ids) > serving.tokenizer_manager.context_len:
-        return []  # it will be refused: no more work for it
+        ids = serving.tokenizer_manager.tokenizer.encode(ids)
+    return [] if len(ids) > serving.tokenizer_manager.context_len else list(ids)
+
+
+def _positions(asked: _Asked, original: Callable[..., Any], serving: Any, request: Any, ids: list[int]) -> list[int]:
+    """The position of every mark that the prompt `ids` has."""
+    tokenizer = serving.tokenizer_manager.tokenizer
     real = rendered(original, serving, request)
     found = []
     for path in asked.paths:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from sglang_hybrid.engine.frontend import media, placeholders
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.prompt import require_prompt
@@ -22,6 +23,9 @@ async def generate(
     if path is not None:
         require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    if request is not None:
+        trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
+        media.require_sources(obj, int(manager.model_config.vocab_size), trusts)
     divide(obj, manager.tokenizer, path)
     try:
         async with aclosing(original(manager, obj, request)) as answers:
@@ -48,5 +52,7 @@ def release(manager: Any, obj: Any) -> None:
 
 
 def validate(manager: Any, obj: Any, input_ids: Any) -> None:
-    """Check one prompt of a request once it is tokens."""
+    """Check one prompt of a request once it is tokens; marks between its images get their places."""
+    if input_ids is not None:
+        placeholders.place(obj, input_ids)
     require_prompt(manager, obj, input_ids)

@@ -139,7 +139,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_files(config: HybridConfig, namespace: Any) -> None:
-    """Raise ConfigError for a request log that cannot be written or hot prefixes that cannot be read."""
+    """Raise ConfigError for files and folders of settings that cannot be written or read."""
     if config.backend == "stock":
         _check_unused(config, "--hybrid-backend stock")
     if namespace.disable_radix_cache:
@@ -149,6 +149,10 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
     if config.state_events == "published":
         _check_events(namespace)
     read_prefixes(config.seed_prefixes)
+    if config.media_folder and not Path(config.media_folder).is_dir():
+        raise ConfigError(
+            f"no such folder for images, videos and sounds (--hybrid-media-folder): {config.media_folder}"
+        )
     if config.request_log:
         schedulers = int(namespace.dp_size or 1) * int(namespace.pp_size or 1)
         if schedulers > 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook, Replaced
+from sglang_hybrid.engine.surface.frontend import FRONTEND
+from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
 
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
@@ -15,16 +16,8 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
-_WORKER = "srt.managers.tp_worker:BaseTpWorker."
 _UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
-_USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
-_TOKENIZER = "srt.managers.tokenizer_manager:"
-_RECORD = _TOKENIZER + "TokenizerManager.{}_expert_distribution_record"
-_CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
-_RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
-_ANTHROPIC = "srt.entrypoints.anthropic.serving:"
-_OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 
 HOOKS: tuple[Hook, ...] = (
     # Where SGLang launches a compiled or Triton kernel whatever the device is.
@@ -257,101 +250,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "segments",
     ),
-    # What clients may ask, and are told.
-    Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
-    Hook("srt.utils.auth:decide_request_auth", "BEFORE", "frontend.access:decide", HTTP),
-    Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
-    Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
-    Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
-    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
-    # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
-    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
-    Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
-    Hook(
-        "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",
-        "AROUND",
-        "cache.state_events:replay",
-        SCHEDULER,
-        since="0.5.21",
-    ),
-    Hook(_CHAT + "_apply_jinja_template", "AROUND", "frontend.endpoints:render", HTTP, required=False),
-    Hook(
-        "srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request",
-        "AROUND",
-        "frontend.chat:openai",
-        HTTP,
-        required=False,
-    ),
-    Hook(_CHAT + "_process_messages", "AROUND", "frontend.chat:process", HTTP, required=False),
-    Hook(_RESPONSES + "create_responses", "AROUND", "frontend.chat:responses", HTTP, required=False),
-    Hook(
-        "srt.entrypoints.openai.protocol:ResponsesRequest.to_sampling_params",
-        "AFTER",
-        "frontend.chat:sample",
-        HTTP,
-        required=False,
-    ),
-    Hook(_ANTHROPIC + "AnthropicServing.handle_messages", "AROUND", "frontend.chat:anthropic", HTTP, required=False),
-    Hook(_ANTHROPIC + "_anthropic_usage_from_openai", "AFTER", "frontend.usage:anthropic", HTTP, required=False),
-    Hook(
-        "srt.entrypoints.openai.serving_tokenize:OpenAIServingTokenize._handle_non_streaming_request",
-        "AROUND",
-        "frontend.pages:tokenize",
-        HTTP,
-        required=False,
-    ),
-    Hook(
-        "srt.entrypoints.openai.serving_tokenize:OpenAIServingDetokenize._convert_to_internal_request",
-        "BEFORE",
-        "frontend.endpoints:detokenize",
-        HTTP,
-        required=False,
-    ),
-    Hook(_OLLAMA + "handle_chat", "BEFORE", "frontend.endpoints:require_messages", HTTP, required=False),
-    Hook(
-        _ANTHROPIC + "AnthropicServing.handle_count_tokens",
-        "AROUND",
-        "frontend.endpoints:count_tokens",
-        HTTP,
-        required=False,
-    ),
-    Hook(_OLLAMA + "_stream_chat_response", "AROUND", "frontend.endpoints:ollama_stream", HTTP, required=False),
-    Hook(_OLLAMA + "_stream_generate_response", "AROUND", "frontend.endpoints:ollama_stream", HTTP, required=False),
-    Hook(
-        "fastapi.dependencies.utils:request_body_to_args",
-        "AROUND",
-        "frontend.endpoints:read_body",
-        HTTP,
-        required=False,
-    ),
-    Hook("fastapi.routing:run_endpoint_function", "AROUND", "frontend.endpoints:call", HTTP, required=False),
-    Hook(
-        "srt.constrained.base_grammar_backend:BaseGrammarBackend.set_cache",
-        "AFTER",
-        "frontend.grammars:keep",
-        SCHEDULER,
-    ),
-    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.idle:hold", SCHEDULER),
-    Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
-    Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
-    Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
-    Hook(_UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
-    Hook(_UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
-    Hook(_UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),
-    Hook(_WORKER + "init_weights_update_group", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
-    Hook(_WORKER + "init_weights_send_group_for_remote_instance", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
-    Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),
-    Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
-    Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
-    Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
-    Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
-    Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
-    Hook("srt.sampling.sampling_params:get_max_seq_length", "AFTER", "frontend.stop_patterns:span", HTTP),
-    Hook(_USAGE + "calculate_response_usage", "AFTER", "frontend.usage:explain", HTTP),
-    Hook(_TOKENIZER + "TokenizerManager._handle_batch_output", "BEFORE", "frontend.usage:carry", HTTP),
-    Hook(_CHAT + "_continuous_usage_cached_details", "AFTER", "frontend.usage:explain_chunk", HTTP, required=False),
-    Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
-    Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
+    *FRONTEND,
 )
 """In the order in which they run where two have one target."""
 

@@ -42,6 +42,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.io_struct:PauseGenerationReqInput", IMPORT, "frontend.drain", HTTP),
     Use("srt.managers.io_struct:UpdateWeightFromDiskReqOutput", IMPORT, "frontend.mistakes", SCHEDULER),
     Use("srt.managers.io_struct:UpdateWeightsFromTensorReqOutput", IMPORT, "frontend.mistakes", SCHEDULER),
+    Use("srt.managers.schedule_batch:MM_PAD_SHIFT_VALUE", IMPORT, "cache.media", SCHEDULER),
     Use("srt.managers.io_struct:SessionParams", IMPORT, "frontend.arrival", HTTP),
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.mamba:mamba", IMPORT, "segments.linear", SCHEDULER, when="segments"),
