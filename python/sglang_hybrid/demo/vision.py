@@ -78,9 +78,9 @@ def model(common: dict[str, Any]) -> Any:
 
 def save_processor(folder: Path) -> None:
     """Give the tokenizer in `folder` the tokens of images and a chat template with them, and write the processors."""
-    from transformers import AutoTokenizer, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # the model's own class has tokens of its own
     tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
     tokenizer.chat_template = CHAT_TEMPLATE.replace(_CONTENT, _PARTS)
     pixels = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": 2**20}

@@ -161,7 +161,7 @@ def test_one_hash_of_patches_becomes_one_of_the_image() -> None:
 
     def hashed(grid: Any, modality: Any = Modality.IMAGE, **more: Any) -> int:
         item = MultimodalDataItem(modality=modality, feature=torch.ones(8, 4))
-        item.image_grid_thw = grid
+        item.set("image_grid_thw", grid)
         for name, value in more.items():
             item.set(name, value)
         media.identify(original, item)

@@ -113,11 +113,7 @@ FRONTEND: tuple[Hook, ...] = (
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
     Hook(
-        "srt.multimodal.processors.executor:MultimodalProcessorExecutor._run",
-        "AROUND",
-        "frontend.processing:run",
-        HTTP,
-        since="0.5.21",
+        "srt.multimodal.processors.executor:MultimodalProcessorExecutor._run", "AROUND", "frontend.processing:run", HTTP
     ),
     Hook(_BATCH + "MultimodalDataItem.set_pad_value", "AROUND", "cache.media:identify", EVERY),
     Hook(_BATCH + "MultimodalInputs.from_processor_output", "AFTER", "cache.media:tell_apart", SCHEDULER),
