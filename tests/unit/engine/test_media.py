@@ -197,8 +197,12 @@ def test_marks_move_with_the_tokens_of_images(runs: list[tuple[int, int]]) -> No
             ends.append(len(after))
     positions = tuple(range(1, len(before) + 1))
     assert expanded(Placed(positions, before), after) == ends[1:]
-    assert expanded(Placed(positions, before), [*after, 7]) is None
-    assert expanded(Placed(positions, [*before, 7]), after) is None
+    video, where = [7, 9, 8], len(before)
+    times = [7, 1, 2, 9, 9, 8, 7, 3, 4, 9, 9, 8]
+    around = Placed((*positions, where + 2, *(where + 3 + each for each in positions)), [*before, *video, *before])
+    behind = [len(after) + len(times) + each for each in ends[1:]]
+    assert expanded(around, [*after, *times, *after])[: len(positions)] == ends[1:]
+    assert expanded(around, [*after, *times, *after])[-len(positions) :] == behind
 
 
 def test_a_mark_gets_its_place_once_for_every_sample() -> None:
@@ -210,7 +214,7 @@ def test_a_mark_gets_its_place_once_for_every_sample() -> None:
         place(obj, [5, 9, 9, 9, 6, 7])
         assert obj.sampling_params["custom_params"] == {boundaries.KEY: [1, 5]}
     lost = SimpleNamespace(sampling_params=sampling)
-    place(lost, [5, 8, 8, 6, 7])
+    place(lost, [5, 8, 8, 8])
     assert lost.sampling_params["custom_params"] == {boundaries.KEY: [1], boundaries.LOST: 1}
     forged = {"custom_params": {"cache_boundaries_before_images": [[1], [2]]}}
     client = SimpleNamespace(sampling_params=forged)

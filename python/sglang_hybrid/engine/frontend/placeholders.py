@@ -1,7 +1,8 @@
 """Marks in prompts with images: a template writes one token for an image, its processor puts as many as it has there.
 
 A mark is placed in the prompt as the template wrote it. Once the processor is done, the two prompts are walked side by
-side: what stands once in the first and several times in the second is an image.
+side: what stands once in the first and several times in the second is an image. Between the frames of a video some
+processors write times, which nothing in the first prompt stands for: marks before and behind it are found all the same.
 """
 
 from __future__ import annotations
@@ -41,26 +42,41 @@ def place(obj: Any, ids: Sequence[int]) -> None:
     custom = dict(custom)  # the samples of a prompt share one
     placed: Placed = custom.pop(_KEY)
     found = expanded(placed, ids)
-    if found is None:
-        logger.warning("%d cache breakpoints have no place: the images changed the prompt", len(placed.positions))
-        custom[boundaries.LOST] = custom.get(boundaries.LOST, 0) + len(placed.positions)
-    else:
+    if lost := len(placed.positions) - len(found):
+        logger.warning("%d of %d cache breakpoints have no place behind the images", lost, len(placed.positions))
+        custom[boundaries.LOST] = custom.get(boundaries.LOST, 0) + lost
+    if found:
         given = custom.get(boundaries.KEY, [])
         custom[boundaries.KEY] = [*given, *found] if isinstance(given, list) else given
     obj.sampling_params = {**params, "custom_params": custom}
 
 
-def expanded(placed: Placed, ids: Sequence[int]) -> list[int] | None:
-    """The positions in `ids`; None if more than repeated tokens tells the two prompts apart."""
-    ends = [0]  # of each token of the first prompt, in the second
-    at, last = 0, len(ids)
-    for index, token in enumerate(placed.ids):
-        if at == last or ids[at] != token:
-            return None
+def expanded(placed: Placed, ids: Sequence[int]) -> list[int]:
+    """Where the marks are in `ids`, without those between two places where more than repeated tokens differs.
+
+    The prompts are walked from both ends, so one that lies before or behind all such places is found.
+    """
+    ends = _walk(placed.ids, ids)
+    back = _walk(placed.ids[::-1], ids[::-1])
+    found = []
+    for position in placed.positions:
+        behind = len(placed.ids) - position
+        if position < len(ends):
+            found.append(ends[position])
+        elif 0 <= behind < len(back):
+            found.append(len(ids) - back[behind])
+    return found
+
+
+def _walk(short: Sequence[int], long: Sequence[int]) -> list[int]:
+    """How many tokens of `long` the first 0, 1, 2, ... tokens of `short` are, as far as the two go together."""
+    ends, at, last = [0], 0, len(long)
+    for index, token in enumerate(short):
+        if at == last or long[at] != token:
+            return ends
         at += 1
-        following = placed.ids[index + 1] if index + 1 < len(placed.ids) else None
-        if token != following:
-            while at < last and ids[at] == token:
+        if index + 1 == len(short) or short[index + 1] != token:
+            while at < last and long[at] == token:
                 at += 1
         ends.append(at)
-    return [ends[position] for position in placed.positions] if at == last else None
+    return ends if at == last else ends[:-1]
