@@ -67,6 +67,18 @@ def test_hot_prefixes_hit_at_the_second_sighting(client: Client, strategy: str, 
         assert explained(second, answers[1]) == {"never_seen": 70}
 
 
+def test_a_flush_gives_up_what_was_cached(serve: Callable[..., Client], strategy: str) -> None:
+    client, prompt = serve("gdn", *STRATEGIES[strategy]), words(random.Random(40), 700)
+    for times in (1, 2):
+        for _ in range(times):
+            ask(client, prompt)
+        client.flush()
+        found = misses(ask(client, prompt))
+        assert found["kv_evicted"] >= 640
+        assert sum(found.values()) == 700
+        client.flush()
+
+
 def test_logprobs_of_a_prompt_have_to_be_computed(client: Client, strategy: str) -> None:
     prompt = words(random.Random(43), 700)
     ask(client, prompt)

@@ -177,6 +177,9 @@ class Decisions:
 
     def saved(self, request: Request, positions: list[int]) -> None:
         """States of the request at `positions` are cached now, or would be if they had not been there."""
+        for at in positions:
+            if at > request.saved_tokens:
+                request.saved_tokens = at
         if self.guard is not None and positions:
             self._offer(self.guard, request, [at for at in positions if at < request.key.size])
 
@@ -227,6 +230,7 @@ class Decisions:
     def finish(self, request: Request, tokens: Tokens, now: float, kept_tokens: int) -> None:
         """The request ended with the sequence `tokens`, prompt and answer; KV of the first `kept_tokens` is cached.
 
+        So is what it resumed from, and what lies before a state of its own: an end that falls on none adds nothing.
         One that was given up in mid-prefill ends with less than its prompt: nobody has computed the rest of that.
         """
         self.computed(request.id)
@@ -243,7 +247,7 @@ class Decisions:
         request.key, request.ended = key, True
         if request.hint and mark is not request.tip:
             self.history.hint(mark, request.hint)
-        mark.unkept = max(0, size - kept_tokens)
+        mark.unkept = max(0, size - max(kept_tokens, request.saved_tokens, request.cached_tokens))
         request.tip = request.marks[size] = mark
 
     def mark(self, request: Request | None, position: int, now: float, spare: bool = False) -> Mark:

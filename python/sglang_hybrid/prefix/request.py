@@ -22,7 +22,7 @@ class Request:
     `seen_tokens` were cached by the latest request that had all of them (-1: unknown), and `in_flight_tokens` are
     computed by a request that still runs. The deepest state that was evicted lay at `lost_tokens`, the deepest that
     found no slot at `refused_tokens` (0: none). It could not have resumed behind `limit_tokens`, whatever was cached.
-    LRU would have resumed it at `lru_tokens`.
+    LRU would have resumed it at `lru_tokens`. Its own deepest state lies at `saved_tokens`.
 
     `positions` is where it is to save states, `boundaries` what its client declared. `earlier` lists (position, mark)
     of the resume points on its way that were known before, in order; `branch` is the mark of the one that it made
@@ -34,7 +34,7 @@ class Request:
     __slots__ = (
         "arrived_s", "boundaries", "branch", "cached_tokens", "earlier", "ended", "hint", "id", "in_flight_tokens",
         "kept_tokens", "key", "kv_tokens", "leaf", "limit_tokens", "lost_tokens", "lru_tokens", "marks", "positions",
-        "prompt_tokens", "refused_tokens", "seen_tokens", "shadow", "tip",
+        "prompt_tokens", "refused_tokens", "saved_tokens", "seen_tokens", "shadow", "tip",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Request:
         self.in_flight_tokens = 0
         self.lost_tokens = 0
         self.refused_tokens = 0
+        self.saved_tokens = 0
         self.limit_tokens = limit_tokens
         self.lru_tokens = 0
         self.boundaries = boundaries

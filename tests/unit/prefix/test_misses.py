@@ -3,6 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.misses import REASONS, attribute
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
@@ -39,6 +41,18 @@ def test_reasons_add_up(
     assert sum(found.values()) == prompt - hit
     assert set(found) <= set(REASONS)
     assert all(count > 0 for count in found.values())
+
+
+def test_what_a_request_resumed_from_or_saved_was_cached() -> None:
+    """Its end falls on no state, so what it leaves behind by ending is nothing."""
+    prompt = as_tokens(range(700))
+    for hit, states in ((0, [640]), (640, [])):
+        decisions = Decisions(ModelSpec("serving", 256, 4096, 1000.0, 1.0))
+        first = decisions.arrive("a", prompt, 0.0, hit, hit)
+        decisions.saved(first, states)
+        decisions.finish(first, as_tokens(range(708)), 1.0, 0)
+        again = decisions.arrive("b", prompt, 2.0, 0, 0)  # the cache was flushed, or all of it evicted
+        assert attribute(again, 64, step=64) == {"kv_evicted": 640, "below_granularity": 60}
 
 
 def test_what_nobody_had_before_was_never_seen() -> None:

@@ -1,4 +1,4 @@
-"""Page-locked memory does not exist without an accelerator, and SGLang asks for it in one place without checking."""
+"""Page-locked memory does not exist without an accelerator, and SGLang asks for it here and there without checking."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Pageable(TorchFunctionMode):
 
 
 def without_pinning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of ScheduleBatch.prepare_for_decode, which pins the extra_buffer bookkeeping unconditionally."""
+    """AROUND hook of `ScheduleBatch.prepare_for_decode`, which pins the extra_buffer bookkeeping, and of adapters."""
     with Pageable():
         return original(*args, **kwargs)

@@ -24,6 +24,12 @@ _STOCK_ONLY = {
 """SGLang serves these only with its own radix cache."""
 
 
+_WHOLE = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
+"""Models without pipeline stages, which end the start on an assertion (0.5.17 to 0.5.23)."""
+
+_TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+
+
 def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model) -> tuple[list[str], Any]:
     """Return the final arguments and their parsed form; raises ConfigError for contradictions.
 
@@ -58,6 +64,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
     _check_mixed_chunk(parsed, model)
+    _check_stages(parsed, model)
     refusals.check(parsed, rest, config, model, on_cpu)
     segments.check(parsed, config, model.spec)
     checks.check(parsed, model, on_cpu)
@@ -124,6 +131,23 @@ def _check_mixed_chunk(namespace: Any, model: Model) -> None:
         raise ConfigError(
             "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
             f"wrong; drop the flag or add --mamba-radix-cache-strategy no_buffer: {strategy}"
+        )
+
+
+def _check_stages(namespace: Any, model: Model) -> None:
+    """Raise ConfigError for pipeline stages of a model that SGLang does not cut, or whose answers would be random.
+
+    Of Qwen3.5 as text with tied embeddings the last stage has a head of its own that nothing is loaded into.
+    """
+    if namespace.pp_size < 2 or model.config is None:
+        return
+    name = model.config["architectures"][0]
+    if name in _WHOLE:
+        raise ConfigError(f"SGLang cuts no {name} into pipeline stages; use --tp-size: --pp-size {namespace.pp_size}")
+    if name in _TIED and model.config.get("tie_word_embeddings"):
+        raise ConfigError(
+            f"the last pipeline stage of {name} with tied embeddings has a head without weights in SGLang, and every "
+            f"answer is wrong; use --tp-size: --pp-size {namespace.pp_size}"
         )
 
 

@@ -55,6 +55,8 @@ def flags(
         chosen |= {"hicache_io_backend": copies.IO_BACKEND, "hicache_mem_layout": copies.LAYOUT}
         if namespace.hicache_ratio is None and not namespace.hicache_size:
             chosen["hicache_ratio"] = 2.0  # as on a GPU, without sizing by all of the machine's memory
+    if namespace.enable_lora or namespace.lora_paths:
+        chosen["lora_backend"] = "torch_native"  # the only one without Triton
     if spec is None:
         return chosen
     spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)

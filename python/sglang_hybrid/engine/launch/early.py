@@ -58,17 +58,19 @@ def check_model(namespace: Any) -> None:
         preflight.check_computable(preflight.inspect_model(namespace))
 
 
-def check_memory(config: HybridConfig, limit: Path = _MEMORY_LIMIT) -> None:
-    """On a CPU: raise ConfigError if the machine, or the container whose `limit` it is, has less than the budget."""
+def check_memory(config: HybridConfig, namespace: Any, limit: Path = _MEMORY_LIMIT) -> None:
+    """On a CPU: raise ConfigError if the machine, or the container whose `limit` it is, has less than the budgets."""
     import psutil  # of SGLang's packages, and not of those that every installation has
 
     here = psutil.virtual_memory().total
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         here = min(here, int(text))
-    if config.cpu_memory_bytes > here:
+    replicas = 1 if namespace.enable_dp_attention else max(1, namespace.dp_size)
+    if config.cpu_memory_bytes * replicas > here:
         raise ConfigError(
             f"the memory for KV and states is more than there is ({here / 1e9:.1f} GB, of which a server takes about "
             f"2.5 by itself); lower --hybrid-cpu-memory-gb: {config.cpu_memory_gb:g}"
+            f"{f' for each of --dp-size {replicas}' if replicas > 1 else ''}"
         )
 
 

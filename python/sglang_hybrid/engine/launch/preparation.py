@@ -32,7 +32,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
         if seen is not None:
             early.check_model(seen)
             early.check_ranks(seen)
-            early.check_memory(config)
+            early.check_memory(config, seen)
     from sglang_hybrid.engine import compat
 
     compat.check_engine()

@@ -29,6 +29,7 @@ ADVICE = {
 
 _SERIES = re.compile(r"^sglang:(\w+)(?:\{(.*)\})? ([-+.\w]+)$", re.MULTILINE)
 _REASON = re.compile(r'reason="(\w+)"')
+_REPLICA = re.compile(r'dp_rank="(\d+)"')
 
 
 def describe(page: str) -> list[Finding]:
@@ -67,18 +68,20 @@ def _misses(series: _Series) -> list[Finding]:
 
 
 def _pool(series: _Series, subject: str, prefix: str) -> list[Finding]:
-    """Ranks hold the same: the figures of one, the largest."""
-    sizes: dict[str, float] = {}
-    for name, _, value in series:
+    """The pools of each data-parallel replica. The ranks of one hold the same: the figures of one, the largest."""
+    replicas: dict[str, dict[str, float]] = {}
+    for name, labels, value in series:
         kind = name.removeprefix(prefix + "_").removesuffix("_tokens")
         if name == f"{prefix}_{kind}_tokens" and kind in ("used", "evictable", "available"):
+            replica = _REPLICA.search(labels)
+            sizes = replicas.setdefault(replica[1] if replica else "", {})
             sizes[kind] = max(value, sizes.get(kind, 0.0))
-    if len(sizes) < 3 or not sum(sizes.values()):
-        return []
     return [
         Finding(
-            subject,
+            subject if len(replicas) == 1 else f"{subject} of replica {rank}",
             f"{sum(sizes.values()):,.0f}: {sizes['used']:,.0f} in use by requests, {sizes['evictable']:,.0f} cached, "
             f"{sizes['available']:,.0f} free, when SGLang last counted",
         )
+        for rank, sizes in sorted(replicas.items())
+        if len(sizes) == 3 and sum(sizes.values())
     ]

@@ -110,6 +110,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_CHAT + "_continuous_usage_cached_details", "AFTER", "frontend.usage:explain_chunk", HTTP, required=False),
     Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
+    Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
     Hook(

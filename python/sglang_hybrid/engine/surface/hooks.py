@@ -108,6 +108,10 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "cpu",
     ),
+    *(
+        Hook(f"srt.lora.lora_manager:LoRAManager.{name}", "AROUND", "cpu.pinning:without_pinning", SCHEDULER, "cpu")
+        for name in ("__init__", "load_lora_adapter", "fetch_new_loras", "prepare_lora_batch")
+    ),
     Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
     # SGLang 0.5.22 corrected itself.
     *(

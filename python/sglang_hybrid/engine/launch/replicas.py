@@ -1,0 +1,65 @@
+"""Schedulers of data-parallel replicas, which SGLang's watchdog does not see: it watches the process that started them.
+
+That one never looks at them either. Of a server that lost a scheduler, requests to the others hung too, and SIGTERM did
+not end it (0.5.17 to 0.5.23).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_CONTROLLER, _SCHEDULER = "sglang::data_parallel_controller", "sglang::scheduler"
+
+
+class Replica:
+    """A scheduler as the watchdog asks for it: a process that another one started."""
+
+    def __init__(self, process: Any, name: str) -> None:
+        self.pid, self.name = process.pid, name
+        self._process = process
+
+    def is_alive(self) -> bool:
+        """Whether it runs; a zombie, which nobody waits for, does not."""
+        import psutil  # of SGLang's packages
+
+        try:
+            return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
+    def exitcode(self) -> int:
+        """As of `multiprocessing`: the negative signal that ended it; 0 for one that is gone without a trace."""
+        try:
+            status = int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(" ")[2])
+        except (OSError, ValueError):
+            return 0
+        return -(status & 0x7F) or status >> 8
+
+
+def watch(watchdog: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook of `SubprocessWatchdog._check_processes`: what a data-parallel controller started counts."""
+    if getattr(watchdog, "hybrid_replicas", False):
+        return
+    found = [replica for process in watchdog._processes for replica in _replicas(process.pid)]
+    watchdog.hybrid_replicas = True  # all are there before it starts
+    watchdog._processes = [*watchdog._processes, *found]
+    watchdog._names = [*watchdog._names, *[replica.name for replica in found]]
+
+
+def _replicas(pid: int | None) -> list[Replica]:
+    import psutil
+
+    try:
+        controller = psutil.Process(pid)
+        if _title(controller) != _CONTROLLER:
+            return []
+        below = [(child, _title(child)) for child in controller.children(recursive=True)]
+    except psutil.Error:
+        return []
+    return [Replica(child, title.removeprefix("sglang::")) for child, title in below if title.startswith(_SCHEDULER)]
+
+
+def _title(process: Any) -> str:
+    return " ".join(process.cmdline()).strip("\0 ")

@@ -1,0 +1,123 @@
+"""Servers of several schedulers: which are refused, what each takes, and one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import arguments, early, replicas, status
+from sglang_hybrid.engine.launch.preflight import Model
+
+
+def sizes(replicas: int = 1, stages: int = 1, enable_dp_attention: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(dp_size=replicas, pp_size=stages, enable_dp_attention=enable_dp_attention)
+
+
+def test_every_replica_takes_its_budget(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    for text in ("max", str(10**10)):
+        limit.write_text(f"{text}\n")
+        early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(3), limit)
+    with pytest.raises(ConfigError, match=r"\(10\.0 GB, of which.*: 11$"):
+        early.check_memory(HybridConfig(cpu_memory_gb=11), sizes(), limit)
+    with pytest.raises(ConfigError, match="gb: 3 for each of --dp-size 4"):
+        early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4), limit)
+    early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4, enable_dp_attention=True), limit)
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "why"),
+    [
+        (
+            "Qwen3NextForCausalLM",
+            False,
+            "cuts no Qwen3NextForCausalLM into pipeline stages; use --tp-size: --pp-size 2",
+        ),
+        ("FalconH1ForCausalLM", True, "cuts no"),
+        ("Qwen3_5ForCausalLM", True, "every answer is wrong"),
+        ("Qwen3_5ForCausalLM", False, ""),
+        ("NemotronHForCausalLM", True, ""),
+    ],
+)
+def test_models_that_sglang_cannot_cut_are_refused(name: str, tied: bool, why: str) -> None:
+    model = Model("m", {"architectures": [name], "tie_word_embeddings": tied})
+    arguments._check_stages(sizes(stages=1), model)
+    if not why:
+        arguments._check_stages(sizes(stages=2), model)
+        return
+    with pytest.raises(ConfigError, match=why):
+        arguments._check_stages(sizes(stages=2), model)
+
+
+CONTROLLER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+"""
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A process that started another and never looks at it, as SGLang's; and the pid of the other."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    titles = {process.pid: "sglang::data_parallel_controller", child: "sglang::scheduler_DP1"}
+    monkeypatch.setattr(replicas, "_title", lambda each: titles.get(each.pid, "another"))
+    yield process, child
+    process.kill()
+    process.communicate()
+    if psutil.pid_exists(child):
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_replica_that_dies_is_seen(controller: Any, by: signal.Signals) -> None:
+    process, child = controller
+    watchdog = SimpleNamespace(_processes=[process], _names=["scheduler_0"])
+    for _ in range(2):
+        replicas.watch(watchdog)
+    assert watchdog._names == ["scheduler_0", "scheduler_DP1"]
+    replica = watchdog._processes[1]
+    assert (replica.pid, replica.is_alive()) == (child, True)
+    os.kill(child, by)
+    until = time.monotonic() + 60
+    while replica.is_alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (replica.is_alive(), replica.exitcode) == (False, -by)
+
+
+def test_other_processes_have_no_replicas() -> None:
+    watchdog = SimpleNamespace(
+        _processes=[SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=2**22 + 5)], _names=["a", "b"]
+    )
+    replicas.watch(watchdog)
+    assert watchdog._names == ["a", "b"]
+    assert replicas.Replica(SimpleNamespace(pid=2**22 + 5), "gone").exitcode == 0
+
+
+def test_pools_are_told_by_replica() -> None:
+    page = "".join(
+        f'sglang:kv_{kind}_tokens{{dp_rank="{rank}",tp_rank="0"}} {value}.0\n'
+        for rank, values in ((0, (5, 10, 85)), (1, (0, 90, 10)))
+        for kind, value in zip(("used", "evictable", "available"), values, strict=True)
+    )
+    found = {each.subject: each.value for each in status.describe(page)}
+    assert found["KV of replica 0"].startswith("100: 5 in use by requests, 10 cached, 85 free")
+    assert found["KV of replica 1"].startswith("100: 0 in use by requests, 90 cached, 10 free")
+    assert "KV" in {each.subject for each in status.describe(page.split('sglang:kv_used_tokens{dp_rank="1"')[0])}
