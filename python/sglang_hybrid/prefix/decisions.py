@@ -177,9 +177,7 @@ class Decisions:
 
     def saved(self, request: Request, positions: list[int]) -> None:
         """States of the request at `positions` are cached now, or would be if they had not been there."""
-        for at in positions:
-            if at > request.saved_tokens:
-                request.saved_tokens = at
+        request.saved_tokens = max([request.saved_tokens, *positions])
         if self.guard is not None and positions:
             self._offer(self.guard, request, [at for at in positions if at < request.key.size])
 
@@ -228,9 +226,8 @@ class Decisions:
         return self._admission.positions(request, request.prompt_tokens, tokens, request.prompt_tokens)
 
     def finish(self, request: Request, tokens: Tokens, now: float, kept_tokens: int) -> None:
-        """The request ended with the sequence `tokens`, prompt and answer; KV of the first `kept_tokens` is cached.
+        """The request ended as `tokens`, prompt and answer; KV of `kept_tokens`, and before its states, is cached.
 
-        So is what it resumed from, and what lies before a state of its own: an end that falls on none adds nothing.
         One that was given up in mid-prefill ends with less than its prompt: nobody has computed the rest of that.
         """
         self.computed(request.id)
