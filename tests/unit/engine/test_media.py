@@ -110,7 +110,13 @@ def test_nobody_says_which_image_an_image_is(configured: Any) -> None:
 def test_ids_beside_images_are_those_of_the_vocabulary(configured: Any, ids: list[Any]) -> None:
     with pytest.raises(ConfigError, match="0 to 319"):
         check(request(image_data=["https://a.example/a.png"], input_ids=ids))
-    check(request(input_ids=ids))  # without images it is checked as a prompt
+    assert not sources.given(request(input_ids=ids)), "without images they are checked as a prompt"
+
+
+def test_no_text_takes_long_to_be_told_from_base64(configured: Any) -> None:
+    """With a pattern that tries again from every place, this would take days."""
+    with pytest.raises(ConfigError, match="--hybrid-media-folder"):
+        check(request(image_data="a" + " " * 10**6 + "!"))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3).map(lambda high: 7 + high * 2**30), max_size=60))

@@ -20,7 +20,8 @@ _REMOTE = ("http://", "https://")
 _PATH = 256
 """Characters of a text with a slash in front that is taken for a path: base64 of any JPEG begins so, and is longer."""
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}\s*+")
+"""Never tried again from another place: a client's text may be as long as a body."""
 
 
 def require_shape(obj: Any, prompts: int, single: bool) -> None:
@@ -37,15 +38,20 @@ def require_shape(obj: Any, prompts: int, single: bool) -> None:
         raise ConfigError(f"rid is a list of one per prompt ({prompts}), for embeddings: {shown(obj.rid)}")
 
 
+def given(obj: Any) -> bool:
+    """Whether a request has images, videos or sounds."""
+    return any(getattr(obj, name, None) for name in _KINDS)
+
+
 def require_sources(obj: Any, vocabulary: int, trusts_hashes: bool) -> None:
     """Check where the images, videos and sounds of a request over HTTP come from, and how large its images are.
 
     Paths are those of the server's machine, so they are read below `--hybrid-media-folder` only: SGLang reads every
     file there is, and `/dev/zero` until memory ends. Base64 without a `data:` in front gets one, for it may begin like
     a path, as that of every JPEG does. Hashes by which SGLang would take one image for another are refused.
+    It reads headers of files that clients made, so it is called in a thread.
     """
-    if any(getattr(obj, name, None) for name in _KINDS):
-        _require_ids(obj, vocabulary)
+    _require_ids(obj, vocabulary)
     if getattr(obj, "mm_hashes", None) and not trusts_hashes:
         raise ConfigError(
             "mm_hashes say which image an image is, so who sends them may pass one off for another; leave them out, or "

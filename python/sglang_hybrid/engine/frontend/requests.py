@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -23,9 +24,9 @@ async def generate(
     if path is not None:
         require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
-    if request is not None:
+    if request is not None and media.given(obj):
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
-        media.require_sources(obj, int(manager.model_config.vocab_size), trusts)
+        await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
     divide(obj, manager.tokenizer, path)
     try:
         async with aclosing(original(manager, obj, request)) as answers:
