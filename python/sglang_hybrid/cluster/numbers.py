@@ -47,7 +47,7 @@ class Numbers:
         self._seconds.observe(seconds)
         self._prompt.inc(pages.tokens)
         self._foretold.inc(reach.resume_tokens)
-        self._unknown.inc(not pages.tokens)
+        self._unknown.inc(not pages.tokens and not pages.by_session)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

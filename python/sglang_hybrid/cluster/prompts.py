@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from sglang_hybrid.cluster import media
 from sglang_hybrid.cluster.workers import Worker
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.tree.tokens import as_tokens
@@ -28,19 +29,31 @@ logger = logging.getLogger(__name__)
 
 
 class Pages(NamedTuple):
-    """A prompt of `tokens` tokens, as far as it is known; `names` are those of the whole pages before its last one."""
+    """A prompt of `tokens` tokens, as far as it is known; `names` are those of the whole pages before its last one.
+
+    `by_session`: it has images, whose tokens nobody knows before a worker's processor, and goes where its session is.
+    """
 
     tokens: int = 0
     names: Sequence[int] = ()
+    by_session: bool = False
 
 
 UNKNOWN = Pages()
+IMAGES = Pages(by_session=True)
 
 
 def session_of(body: dict[str, Any] | None) -> str | None:
-    """What the client calls the requests that this one belongs to; those of two tenants never belong together."""
-    key = body.get("prompt_cache_key") if body else None
-    return f"{body.get('cache_salt')}/{key}" if body and isinstance(key, str) and key else None
+    """What the client calls the requests that this one belongs to; those of two tenants never belong together.
+
+    Without a name, requests that are the same up to their first image belong together.
+    """
+    if not body:
+        return None
+    key = body.get("prompt_cache_key")
+    if not (isinstance(key, str) and key):
+        key = media.beginning(body)
+    return f"{body.get('cache_salt')}/{key}" if key else None
 
 
 def _of_ids(ids: Any, page_tokens: int, salt: Any) -> Pages:
@@ -66,6 +79,8 @@ async def pages_of(
 
     UNKNOWN for what no worker could tell, such as a body that will be refused.
     """
+    if media.beginning(body) is not None:
+        return IMAGES
     salt = body.get("cache_salt")
     given = body.get("prompt") if endpoint == "/v1/completions" else body.get("input_ids")
     if isinstance(given, list) and given and not isinstance(given[0], str):
