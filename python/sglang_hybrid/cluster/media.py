@@ -32,12 +32,17 @@ def beginning(body: dict[str, Any]) -> str | None:
 
 
 def _is_media(part: Any) -> bool:
-    if not isinstance(part, dict):
-        return False
-    if isinstance(inner := part.get("content"), list):  # a tool's result
-        return any(map(_is_media, inner))
-    return str(part.get("type", "")).removeprefix("input_").removesuffix("_url") in _KINDS
+    inner = part.get("content") if isinstance(part, dict) else None
+    within = inner if isinstance(inner, list) else ()  # of a tool's result
+    return any(isinstance(each, dict) and _kind(each) in _KINDS for each in (part, *within))
+
+
+def _kind(part: dict[str, Any]) -> str:
+    return str(part.get("type", "")).removeprefix("input_").removesuffix("_url")
 
 
 def _name(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    try:
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        return ""  # the worker will refuse it

@@ -53,6 +53,14 @@ def test_images_of_every_endpoint_are_seen(body: dict[str, Any]) -> None:
     assert beginning(body) is not None
 
 
+def test_no_body_goes_too_deep() -> None:
+    part: Any = {"type": "image"}
+    for _ in range(5_000):
+        part = {"content": [part]}
+    assert beginning({"messages": [said(part)]}) is None
+    assert session_of({"messages": [said(part, IMAGE)]}) is None
+
+
 @pytest.mark.parametrize(
     "body",
     [

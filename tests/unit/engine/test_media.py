@@ -113,6 +113,14 @@ def test_ids_beside_images_are_those_of_the_vocabulary(configured: Any, ids: lis
     assert not sources.given(request(input_ids=ids)), "without images they are checked as a prompt"
 
 
+def test_lists_in_lists_have_an_end(configured: Any) -> None:
+    deep: Any = url(blocks(1))
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="image_data is nested at most 64 levels deep"):
+        check(request(image_data=deep))
+
+
 def test_no_text_takes_long_to_be_told_from_base64(configured: Any) -> None:
     """With a pattern that tries again from every place, this would take days."""
     with pytest.raises(ConfigError, match="--hybrid-media-folder"):

@@ -60,7 +60,10 @@ LOGPROBS = 2**24
 
 def shown(value: Any) -> str:
     """A value for the end of an error message: one line, at most 80 characters, whatever it holds."""
-    text = repr(value[:80]) if isinstance(value, (str, bytes)) else repr(value)[:2_000]
+    try:
+        text = repr(value[:80]) if isinstance(value, (str, bytes)) else repr(value)[:2_000]
+    except RecursionError:
+        text = f"a {type(value).__name__} of too many levels"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.limits import shown, weight
 from sglang_hybrid.engine.frontend.settings import settings
 
 _KINDS = ("image_data", "video_data", "audio_data")
@@ -59,6 +59,7 @@ def require_sources(obj: Any, vocabulary: int, trusts_hashes: bool) -> None:
         )
     pixels = 0.0
     for name in _KINDS:
+        weight(getattr(obj, name, None), name)  # it is nested no deeper than what follows can go
         for source, put in _sources(obj, name):
             checked = _checked(source, name)
             if checked is not source:
