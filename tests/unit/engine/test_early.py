@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.launch import early, folder
 from tests.engine.configs import QWEN3_NEXT, write
 
@@ -26,6 +27,8 @@ print(status, sorted({"sglang", "torch"} & set(sys.modules)))
 
 def launched(*arguments: str, cwd: Path) -> tuple[str, str]:
     """What a launcher in a process of its own ends with, and the line it says."""
+    if not {"--port", "--config"} & set(arguments):
+        arguments = (*arguments, "--port", str(free_port()))  # whatever else listens on this machine
     command = [sys.executable, "-c", LAUNCH, *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     return done.stdout.strip(), done.stderr.strip()
