@@ -87,10 +87,12 @@ class Client:
         connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
         return connection
 
-    def generate(self, prompt: Prompt, tokens: int = 8, timeout: float = PATIENCE_S) -> tuple[Prompt, int]:
+    def generate(
+        self, prompt: Prompt, tokens: int = 8, timeout: float = PATIENCE_S, **fields: Any
+    ) -> tuple[Prompt, int]:
         """Greedy continuation and the number of prompt tokens that came from the cache."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}, timeout)
+        answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **fields}, timeout)
         return answer["output_ids"], answer["meta_info"]["cached_tokens"]
 
     def generate_all(self, prompts: Sequence[Prompt], tokens: int = 8, at_once: int = 8) -> list[tuple[Prompt, int]]:

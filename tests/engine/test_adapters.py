@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.prompts import words
-from tests.engine.support import Client, Prompt, Reference
+from tests.engine.support import Client, Reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -52,12 +52,6 @@ class Adapted(Reference):
                     modules[module].weight += ALPHA / RANK * (tensors[name.replace("lora_A", "lora_B")] @ low)
 
 
-def said(client: Client, prompt: Prompt, name: str | None) -> tuple[Prompt, int]:
-    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-    answer = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling, "lora_path": name})
-    return answer["output_ids"], answer["meta_info"]["cached_tokens"]
-
-
 def test_adapters_share_nothing(
     serve: Callable[..., Client],
     models: Callable[[str], Path],
@@ -74,13 +68,13 @@ def test_adapters_share_nothing(
     prompt, outputs = words(random.Random(1), 700), []
     for round_ in range(2):
         for name in (None, "A", "B"):
-            output, cached = said(client, prompt, name)
+            output, cached = client.generate(prompt, lora_path=name)
             (references(PRESET) if name is None else judges[name]).assert_greedy(prompt, output)
             assert cached == (640 if round_ else 0)
             outputs.append(output)
     assert len({tuple(output) for output in outputs}) == 3, "the adapters say something else"
     client.post("/unload_lora_adapter", {"lora_name": "A"})
     client.post("/load_lora_adapter", {"lora_name": "A", "lora_path": str(folders["B"])})
-    output, cached = said(client, prompt, "A")
+    output, cached = client.generate(prompt, lora_path="A")
     judges["B"].assert_greedy(prompt, output)
     assert cached == 0, "what was computed under the name before is another adapter's"

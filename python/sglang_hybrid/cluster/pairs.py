@@ -19,7 +19,7 @@ from aiohttp import web
 from sglang_hybrid.cluster.answers import BUSY, Begun, Failure, Part, forwarded, problem, until_gone
 from sglang_hybrid.cluster.handover import HEADER, IN_HEADERS, Room, appended, refusal
 from sglang_hybrid.cluster.peers import DECODE, PREFILL, Peers
-from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages
+from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages, session_of
 from sglang_hybrid.cluster.router import LOST, NO_PROMPT, Router
 from sglang_hybrid.cluster.workers import Worker, Workers
 from sglang_hybrid.routing.index import NOTHING, Reach
@@ -62,7 +62,7 @@ class PairRouter(Router):
         began, left, lost = time.perf_counter(), dict(self.workers.all), 0
         given = forwarded(request.headers)
         headers = {name: value for name, value in given.items() if not name.lower().startswith(HEADER.lower())}
-        pages = await self._pages(path, body, headers)
+        pages, session = await self._pages(path, body, headers), session_of(body)
         most = max((self._peers.most_tokens(url) for url in left if self._peers.role(url) == DECODE), default=math.inf)
         if pages.tokens > most:
             return problem(
@@ -71,7 +71,7 @@ class PairRouter(Router):
                 f"--num-reserved-decode-tokens; send less: {pages.tokens}",
             )
         failure: Failure | None = None
-        while lost <= LOST and (pair := self._pair(path, body, pages, left)) is not None:
+        while lost <= LOST and (pair := self._pair(path, session, pages, left)) is not None:
             prefill, decode, reach, tokens = pair
             self.numbers.retries.inc(failure is not None)
             self.numbers.routed(time.perf_counter() - began, pages, reach)
@@ -92,7 +92,7 @@ class PairRouter(Router):
         return self._nobody(request, failure, "pair of servers")
 
     def _pair(
-        self, path: str, body: dict[str, Any], pages: Pages, left: dict[str, Worker]
+        self, path: str, session: str | None, pages: Pages, left: dict[str, Worker]
     ) -> tuple[Worker, Worker, Reach, int] | None:
         able = {url: worker for url, worker in left.items() if worker.healthy}
         prefills = {url: worker for url, worker in able.items() if worker.role == PREFILL}
@@ -103,7 +103,7 @@ class PairRouter(Router):
         }
         if not prefills or not loads:
             return None
-        prefill, reach, tokens = self._choose(path, body, pages, prefills)
+        prefill, reach, tokens = self._choose(path, session, pages, prefills)
         decode = able[self._plain.choose(NO_PROMPT, loads)]
         return prefill, decode, reach, tokens
 

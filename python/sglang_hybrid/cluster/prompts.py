@@ -52,7 +52,8 @@ def session_of(body: dict[str, Any] | None) -> str | None:
         return None
     key = body.get("prompt_cache_key")
     if not (isinstance(key, str) and key):
-        key = media.beginning(body)
+        start = media.beginning(body)
+        key = None if start is None else media.name_of(start)
     return f"{body.get('cache_salt')}/{key}" if key else None
 
 

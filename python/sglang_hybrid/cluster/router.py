@@ -104,11 +104,11 @@ class Router:
         """Send a request to one worker after the other until one answers."""
         began = time.perf_counter()
         headers = forwarded(request.headers)
-        pages = await self._pages(path, body, headers)
+        pages, session = await self._pages(path, body, headers), session_of(body)
         left, lost = dict(self.workers.all), 0
         failure: Failure | None = None
         while lost <= LOST and (able := {url: worker for url, worker in left.items() if worker.healthy}):
-            worker, reach, tokens = self._choose(path, body, pages, able)
+            worker, reach, tokens = self._choose(path, session, pages, able)
             del left[worker.url]
             self.numbers.retries.inc(failure is not None)
             with self._under_way(worker, tokens) as first:
@@ -141,9 +141,9 @@ class Router:
         return await pages_of(path, body, index.page_tokens, reader, self._session, plain)
 
     def _choose(
-        self, path: str, body: dict[str, Any] | None, pages: Pages, able: Mapping[str, Worker]
+        self, path: str, session: str | None, pages: Pages, able: Mapping[str, Worker]
     ) -> tuple[Worker, Reach, int]:
-        """The worker that gets a request, what it is known to have of the prompt, and tokens it has to compute.
+        """The worker that gets a request of `session`, what it is known to have of the prompt, and tokens to compute.
 
         The last counts what is on its way, which is not known yet.
         """
@@ -154,9 +154,9 @@ class Router:
             name: Offer(reaches.get(worker.url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
             for name, worker in named.items()
         }
-        prompt, policy = NO_PROMPT._replace(session=session_of(body)), self._plain
+        prompt, policy = NO_PROMPT._replace(session=session), self._plain
         if pages.tokens and index is not None:
-            prompt = Prompt(pages.tokens, pages.names, index.page_tokens, prompt.session)
+            prompt = Prompt(pages.tokens, pages.names, index.page_tokens, session)
             policy = self._policy
         elif path in ENDPOINTS and not self._reads:
             policy = self._policy

@@ -34,6 +34,12 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[int, ...]:
     return tuple(sorted(set(given)))
 
 
+def add(custom_params: dict[str, Any], positions: Iterable[int]) -> None:
+    """Name `positions` beside those that the request names itself; what is no list of these is refused later."""
+    given = custom_params.get(KEY, [])
+    custom_params[KEY] = [*given, *positions] if isinstance(given, list) else given
+
+
 def lost_breakpoints(custom_params: Any) -> int:
     """How many marks of the request have no place in its prompt; a client can say anything here, but nothing large."""
     lost = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0

@@ -9,6 +9,7 @@ a new one is taken for another once in 200,000.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -102,13 +103,6 @@ def _content(value: Any) -> str:
         return f"[{' '.join(map(_content, value))}]"
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
-    if hasattr(value, "tolist") and _elements(value) <= _SMALL:
+    if hasattr(value, "tolist") and math.prod(value.shape) <= _SMALL:
         return f"{_layout(value)} {value.tolist()}"
     return _layout(value)
-
-
-def _elements(value: Any) -> int:
-    count = 1
-    for size in value.shape:
-        count *= size
-    return count

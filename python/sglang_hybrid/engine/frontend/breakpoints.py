@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.media import is_media
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.prefix.admission import MOST_POSITIONS
 
@@ -27,8 +28,6 @@ LIFETIMES = ("5m", "1h")
 _LIFETIME = re.compile(r"[1-9][0-9]{0,7}[smh]")
 
 _CONVERSATIONS = ("messages", "input")  # of a chat, of `/v1/responses`
-
-_MEDIA = ("image", "video", "audio")
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a marked piece of a body."""
@@ -76,7 +75,7 @@ def variants(body: dict[str, Any], path: Path) -> list[dict[str, Any]]:
             made.append({**body, "tools": tools[: at + 1]})
         return made
     piece = get(body, path)
-    if _is_media(piece):
+    if is_media(piece):
         around, at = get(body, path[:-1]), int(path[-1])
         return [put(body, path[:-1], [*around[: at + 1], _text_behind(piece), *around[at + 1 :]])]
     other = _longer(piece)
@@ -144,7 +143,7 @@ def _longer(piece: Any) -> Any:
         last = _longer_call(calls[-1])
         return None if last is None else {**piece, "tool_calls": [*calls[:-1], last]}
     if isinstance(content, list) and content:
-        if _is_media(content[-1]):
+        if is_media(content[-1]):
             return {**piece, "content": [*content, _text_behind(content[-1])]}
         last = _longer(content[-1])
         return None if last is None else {**piece, "content": [*content[:-1], last]}
@@ -154,12 +153,7 @@ def _longer(piece: Any) -> Any:
 
 
 def _can_be_followed(piece: Any) -> bool:
-    return _is_media(piece) or _longer(piece) is not None
-
-
-def _is_media(piece: Any) -> bool:
-    """Whether a part of a message is an image, a video or a sound."""
-    return isinstance(piece, dict) and str(piece.get("type", "")).removeprefix("input_").removesuffix("_url") in _MEDIA
+    return is_media(piece) or _longer(piece) is not None
 
 
 def _text_behind(media: dict[str, Any]) -> dict[str, Any]:

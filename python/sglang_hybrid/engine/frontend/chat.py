@@ -137,8 +137,7 @@ def process(original: Callable[..., Any], serving: Any, request: Any, is_multimo
     if found and media:
         placeholders.remember(params, found, ids)
     elif found:
-        given = params.get(boundaries.KEY, [])
-        params[boundaries.KEY] = [*given, *found] if isinstance(given, list) else given
+        boundaries.add(params, found)
     if lost:
         logger.warning("the prompt has nothing of what %d of %d cache breakpoints stand on", lost, len(asked.paths))
         params[boundaries.LOST] = lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -81,6 +82,13 @@ def require_integer(value: Any, least: int, most: int, what: str) -> None:
     """Raise ConfigError unless `value` is a whole number in [least, most]."""
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{what} is a whole number from {least} to {most}: {shown(value)}")
+
+
+def require_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raise ConfigError for token ids that no vocabulary of that size has."""
+    if len(ids) and not 0 <= min(ids) <= max(ids) < vocabulary:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise ConfigError(f"token ids are those of the vocabulary, 0 to {vocabulary - 1}: {wrong}")
 
 
 def weight(value: Any, what: str) -> int:

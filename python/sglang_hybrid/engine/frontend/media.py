@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown, weight
+from sglang_hybrid.core.media import FIELDS
+from sglang_hybrid.engine.frontend.limits import require_ids, shown, weight
 from sglang_hybrid.engine.frontend.settings import settings
 
-_KINDS = ("image_data", "video_data", "audio_data")
 _REMOTE = ("http://", "https://")
 _PATH = 256
 """Characters of a text with a slash in front that is taken for a path: base64 of any JPEG begins so, and is longer."""
@@ -27,7 +27,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]++={0,2}\s*+")
 def require_shape(obj: Any, prompts: int, single: bool) -> None:
     """Raise ConfigError for images, videos or sounds that are not one entry per prompt."""
     embedding = hasattr(obj, "is_cross_encoder_request")  # SGLang repeats neither media nor ids for those
-    for name in _KINDS:
+    for name in FIELDS:
         value = getattr(obj, name, None)
         if isinstance(value, (bool, int, float)):
             raise ConfigError(f"{name} is a text, an object, or a list of these: {shown(value)}")
@@ -40,7 +40,7 @@ def require_shape(obj: Any, prompts: int, single: bool) -> None:
 
 def given(obj: Any) -> bool:
     """Whether a request has images, videos or sounds."""
-    return any(getattr(obj, name, None) for name in _KINDS)
+    return any(getattr(obj, name, None) for name in FIELDS)
 
 
 def require_sources(obj: Any, vocabulary: int, trusts_hashes: bool) -> None:
@@ -51,14 +51,16 @@ def require_sources(obj: Any, vocabulary: int, trusts_hashes: bool) -> None:
     a path, as that of every JPEG does. Hashes by which SGLang would take one image for another are refused.
     It reads headers of files that clients made, so it is called in a thread.
     """
-    _require_ids(obj, vocabulary)
+    prompts = obj.input_ids or ()
+    for ids in prompts if prompts and isinstance(prompts[0], list) else (prompts,):
+        require_ids(ids, vocabulary)  # processors turn them back into text, which fails for others
     if getattr(obj, "mm_hashes", None) and not trusts_hashes:
         raise ConfigError(
             "mm_hashes say which image an image is, so who sends them may pass one off for another; leave them out, or "
             "start the server with --trust-mm-content-hashes if a gateway of yours sets them"
         )
     pixels = 0.0
-    for name in _KINDS:
+    for name in FIELDS:
         weight(getattr(obj, name, None), name)  # it is nested no deeper than what follows can go
         for source, put in _sources(obj, name):
             checked = _checked(source, name)
@@ -71,15 +73,6 @@ def require_sources(obj: Any, vocabulary: int, trusts_hashes: bool) -> None:
             f"the images of one request have at most {most / 1e6:g} million pixels (--hybrid-max-megapixels); send "
             f"smaller ones, or several requests: {pixels / 1e6:.1f} million"
         )
-
-
-def _require_ids(obj: Any, vocabulary: int) -> None:
-    """Processors turn token ids back into text, which fails for those that no vocabulary has."""
-    prompts = obj.input_ids or ()
-    for ids in prompts if prompts and isinstance(prompts[0], list) else (prompts,):
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise ConfigError(f"token ids are those of the vocabulary, 0 to {vocabulary - 1}: {wrong}")
 
 
 def _sources(obj: Any, name: str) -> Iterator[tuple[Any, Callable[[Any], None]]]:

@@ -44,10 +44,9 @@ def place(obj: Any, ids: Sequence[int]) -> None:
     found = expanded(placed, ids)
     if lost := len(placed.positions) - len(found):
         logger.warning("%d of %d cache breakpoints have no place behind the images", lost, len(placed.positions))
-        custom[boundaries.LOST] = custom.get(boundaries.LOST, 0) + lost
+        custom[boundaries.LOST] = boundaries.lost_breakpoints(custom) + lost
     if found:
-        given = custom.get(boundaries.KEY, [])
-        custom[boundaries.KEY] = [*given, *found] if isinstance(given, list) else given
+        boundaries.add(custom, found)
     obj.sampling_params = {**params, "custom_params": custom}
 
 

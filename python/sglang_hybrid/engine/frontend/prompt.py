@@ -8,7 +8,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache.boundaries import named
 from sglang_hybrid.engine.cache.hints import named_hints
-from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, shown
+from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, require_ids, shown
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
 
@@ -26,10 +26,8 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
         return
     vocabulary = int(manager.model_config.vocab_size)
     # What SGLang's processors of images and sounds make of a prompt is theirs; what the client gave is checked.
-    checked = (obj.input_ids or ()) if obj.contains_mm_input() and manager.model_config.is_multimodal else ids
-    if len(checked) and not 0 <= min(checked) <= max(checked) < vocabulary:
-        wrong = min(checked) if min(checked) < 0 else max(checked)
-        raise ConfigError(f"token ids are those of the vocabulary, 0 to {vocabulary - 1}: {wrong}")
+    made = obj.contains_mm_input() and manager.model_config.is_multimodal
+    require_ids((obj.input_ids or ()) if made else ids, vocabulary)
     if not len(ids) and not (getattr(obj, "session_params", None) or {}).get("id"):
         raise ConfigError("a prompt has at least one token: 0")
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):

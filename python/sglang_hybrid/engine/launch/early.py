@@ -65,13 +65,18 @@ def check_memory(config: HybridConfig, namespace: Any, limit: Path = _MEMORY_LIM
     here = psutil.virtual_memory().total
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         here = min(here, int(text))
-    replicas = 1 if namespace.enable_dp_attention else max(1, namespace.dp_size)
+    replicas = _replicas(namespace)
     if config.cpu_memory_bytes * replicas > here:
         raise ConfigError(
             f"the memory for KV and states is more than there is ({here / 1e9:.1f} GB, of which a server takes about "
             f"2.5 by itself); lower --hybrid-cpu-memory-gb: {config.cpu_memory_gb:g}"
             f"{f' for each of --dp-size {replicas}' if replicas > 1 else ''}"
         )
+
+
+def _replicas(namespace: Any) -> int:
+    """Copies of the model; data-parallel attention shares the ranks of one out, and adds none."""
+    return 1 if namespace.enable_dp_attention else int(namespace.dp_size)
 
 
 def check_ranks(namespace: Any, environment: Mapping[str, str] = os.environ, nodes: Path = _NODES) -> None:
@@ -83,8 +88,7 @@ def check_ranks(namespace: Any, environment: Mapping[str, str] = os.environ, nod
     for flag, size in ranks.items():
         if size < 1:
             raise ConfigError(f"{flag} must be 1 or more: {size}")
-    replicas = 1 if namespace.enable_dp_attention else namespace.dp_size  # which shares the ranks out, and adds none
-    wanted = namespace.tp_size * namespace.pp_size * replicas
+    wanted = namespace.tp_size * namespace.pp_size * _replicas(namespace)
     asked = " ".join(f"{flag} {size}" for flag, size in ranks.items() if size > 1)
     bound = environment.get("SGLANG_CPU_OMP_THREADS_BIND", "all")
     if bound != "all":

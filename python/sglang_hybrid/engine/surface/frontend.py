@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook
 
-_UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
+UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
 _WORKER = "srt.managers.tp_worker:BaseTpWorker."
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
@@ -93,9 +93,9 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
-    Hook(_UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
-    Hook(_UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
-    Hook(_UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),
+    Hook(UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
+    Hook(UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
+    Hook(UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),
     Hook(_WORKER + "init_weights_update_group", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
     Hook(_WORKER + "init_weights_send_group_for_remote_instance", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
     Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.engine.surface.frontend import FRONTEND
+from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
 
 _OPS = "kernels.ops."
@@ -16,7 +16,6 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
-_UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 
 HOOKS: tuple[Hook, ...] = (
@@ -196,8 +195,8 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "elastic",
     ),
-    Hook(_UPDATER + "release_memory_occupation", "AROUND", "pools.hooks:release", SCHEDULER, "elastic"),
-    Hook(_UPDATER + "resume_memory_occupation", "AROUND", "pools.hooks:resume", SCHEDULER, "elastic"),
+    Hook(UPDATER + "release_memory_occupation", "AROUND", "pools.hooks:release", SCHEDULER, "elastic"),
+    Hook(UPDATER + "resume_memory_occupation", "AROUND", "pools.hooks:resume", SCHEDULER, "elastic"),
     Hook(
         "srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend",
         "AFTER",
