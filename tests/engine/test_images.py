@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sglang_hybrid.core.process import free_port
 from tests.engine.pictures import Viewer, blocks, chat, image, plain, png, said, text, url
 from tests.engine.support import Client
 
@@ -85,6 +87,15 @@ def test_pages_of_one_colour_are_told_apart_by_their_shape(client: Client, viewe
         chances, output = viewer.chances(messages, choice["message"]["content"])
         for row, (token, each) in enumerate(zip(output, choice["logprobs"]["content"], strict=True)):
             assert each["logprob"] == pytest.approx(chances[row, token].item(), abs=1e-3), shape
+
+
+def test_pages_with_images_have_names(serve: Callable[..., Client]) -> None:
+    """For events; from SGLang 0.5.23 on an image is a number of more than 32 bits in them."""
+    events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "topic": "kv"}
+    told = ("--hybrid-state-events", "published", "--kv-events-config", json.dumps(events))
+    client = serve("vision", *SCARCE, "--page-size", "64", *told)
+    messages = [said(image(blocks(1, 512, 128)), text(LONG))]
+    assert [asked(client, messages)[1]["cached_tokens"] >= 256 for _ in range(2)] == [False, True]
 
 
 def bodies(kind: str, turn: int) -> tuple[str, dict[str, Any]]:

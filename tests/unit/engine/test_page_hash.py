@@ -12,7 +12,7 @@ from sglang_hybrid.routing.index import block_hashes
 
 pytest.importorskip("sglang")
 
-from sglang_hybrid.engine.cache.page_hash import get_hash
+from sglang_hybrid.engine.cache.page_hash import get_hash, load_wide
 
 
 def naive(units: list[tuple[int, ...]], before: bytes, page: int | None) -> str | list[str]:
@@ -65,6 +65,57 @@ def test_sglangs_own_module_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         before, page = rng.choice([None, sha256(b"y").digest()]), rng.choice([None, 1, 16, 64])
         asked = (raw, count, 1 + bigram, bigram, before, page)
         assert get_hash(*asked) == module.get_hash(*asked)
+
+
+def naive_wide(units: list[tuple[int, ...]], before: bytes, page: int) -> list[str]:
+    names, digest = [], before
+    for start in range(0, len(units), page):
+        words = [token for unit in units[start : start + page] for token in unit]
+        wide = max(words) >= 2**32
+        digest = sha256(
+            digest + b"\xff" * wide + b"".join(each.to_bytes(8 if wide else 4, "little") for each in words)
+        ).digest()
+        names.append(digest.hex())
+    return names
+
+
+@pytest.mark.parametrize("code", "qQ")
+@pytest.mark.parametrize("page", [1, 3, 64, 200])
+@pytest.mark.parametrize("bigram", [False, True])
+def test_pages_with_images_of_62_bits(code: str, page: int, bigram: bool) -> None:
+    rng, hashed = random.Random(page), load_wide().get_hash
+    tokens = [rng.randrange(2**17) for _ in range(201)]
+    tokens[70:90] = [2**62 + 10**6] * 20
+    units = [(tokens[at], tokens[at + 1]) if bigram else (tokens[at],) for at in range(200)]
+    for before in (None, sha256(b"x").digest()):
+        want = naive_wide(units, before or b"", page)
+        assert hashed(array(code, tokens), 200, 1 + bigram, bigram, before, page) == want
+    assert hashed(array(code, tokens), 200, 1 + bigram, bigram, None, None) == naive_wide(units, b"", 200)[0]
+    assert hashed(array(code, tokens), 60, 1, False, None, page) == get_hash(
+        array(code, tokens), 60, 1, False, None, page
+    )
+    for wrong in (array("q", [-1, 2**40]), array("Q", [2**63])):
+        with pytest.raises(IndexError):
+            hashed(wrong, len(wrong), 1, False, None, page)
+
+
+def test_sglangs_own_module_agrees_about_images() -> None:
+    from sglang.srt.mem_cache.cpp_utils import native_hash
+
+    original = getattr(native_hash._load_native_hash_module, "__wrapped__", None)
+    try:
+        module = original() if original else native_hash._load_native_hash_module()
+    except RuntimeError as error:
+        pytest.skip(f"SGLang's module is not built here: {error}")
+    raw = array("q", [5] * 70 + [2**61] * 20 + [6] * 111)
+    try:
+        module.get_hash(raw, 200, 1, False, None, 64)
+    except IndexError:
+        pytest.skip("this SGLang's images have 30 bits")
+    for page in (None, 1, 16, 64):
+        for bigram in (False, True):
+            asked = (raw, 200, 1 + bigram, bigram, sha256(b"y").digest(), page)
+            assert load_wide().get_hash(*asked) == module.get_hash(*asked)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ _CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
 _RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
+_HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
 _BATCH = "srt.managers.schedule_batch:"
 
 FRONTEND: tuple[Hook, ...] = (
@@ -24,7 +25,8 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
     # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
-    Hook("srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module", "REPLACE", "cache.page_hash:load", SCHEDULER),
+    Hook(_HASH, "REPLACE", "cache.page_hash:load", SCHEDULER, before="0.5.22"),
+    Hook(_HASH, "REPLACE", "cache.page_hash:load_wide", SCHEDULER, since="0.5.22"),
     Hook(
         "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",
         "AROUND",
