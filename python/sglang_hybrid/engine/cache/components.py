@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullCom
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
 from sglang_hybrid.engine.compat import state_of
+from sglang_hybrid.engine.speculation import guards
 from sglang_hybrid.prefix.decisions import AHEAD
 from sglang_hybrid.prefix.pools import PoolKind
 
@@ -179,9 +180,11 @@ class HybridMamba(_Ordered, MambaComponent):
         insert_params.hybrid = plan = Insertion(record)
         if is_finished:
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+            length = guards.fileable(req, length or 0, token_ids_len, bool(self.cache.enable_mamba_extra_buffer))
             if record.pending:
                 length = 0  # it ends where its states are not: before an interior that its next pass would jump over
-            coordinator.finish(req, record, token_ids_len, max(length or 0, coordinator.cached_tokens(record)))
+            tokens = guards.answered(req, token_ids_len)
+            coordinator.finish(req, record, tokens, max(length, coordinator.cached_tokens(record)))
             plan.mark = None if record.request is None else record.request.tip
             return length
         plan.taken = taken = coordinator.slots.take(record, token_ids_len)

@@ -35,7 +35,7 @@ class Tracked:
     `prompt` holds its ids ([n] int32) while it runs; `start` is where its last pass began. `told` is what the server
     that prefilled it says of the cache (`pairs/misses.py`), `explained` whether its client knows why tokens missed.
     `segments` are those it marks (None: not read yet, False: none), `composed` its last pass, if that reused or made
-    any.
+    any. `ahead` says that its state has seen tokens that its KV does not count (`speculation/guards.py`).
     """
 
     known_tokens: int = 0
@@ -52,6 +52,7 @@ class Tracked:
     finished: bool = False
     segments: SegmentedPrompt | Literal[False] | None = None
     composed: Pass | None = None
+    ahead: bool = False
 
     @property
     def pending(self) -> bool:

@@ -17,6 +17,7 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
+_RESULTS = "srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor."
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 
 HOOKS: tuple[Hook, ...] = (
@@ -151,6 +152,29 @@ HOOKS: tuple[Hook, ...] = (
         "AFTER",
         "publish:learn_labels",
         SCHEDULER,
+    ),
+    # States and their lengths under speculation. SGLang 0.5.23 corrected two of them.
+    Hook(
+        _RESULTS + "_mamba_check_track_boundary",
+        "AROUND",
+        "speculation.guards:boundary",
+        SCHEDULER,
+        before="0.5.23",
+    ),
+    Hook(_RESULTS + "_mamba_prefix_cache_update", "AFTER", "speculation.guards:settle", SCHEDULER),
+    Hook(
+        _RESULTS + "_mamba_can_cache_finished_req",
+        "AROUND",
+        "speculation.guards:may_file",
+        SCHEDULER,
+        since="0.5.23",
+    ),
+    Hook(
+        "srt.managers.schedule_batch:set_mamba_track_indices_from_reqs",
+        "AFTER",
+        "speculation.guards:spare_freed",
+        SCHEDULER,
+        before="0.5.23",
     ),
     # Prefill/decode pairs.
     Hook("srt.disaggregation.utils:MetadataBuffers.set_buf", "AFTER", "pairs.misses:send", SCHEDULER),

@@ -181,6 +181,13 @@ USES: tuple[Use, ...] = (
         "cache.forward",
         SCHEDULER,
     ),
+    Use(
+        "srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor._mamba_check_track_boundary",
+        PRIVATE,
+        "speculation.guards",
+        SCHEDULER,
+    ),
     Use("srt.disaggregation.kv_events:KVCacheEvent", SUBCLASS, "cache.state_events", SCHEDULER),
     Use("srt.mem_cache.events:KVCacheEventRecorder", IMPORT, "cache.state_events", SCHEDULER, since="0.5.21"),
     Use("srt.mem_cache.utils:hash_str_to_int64", IMPORT, "cache.state_events", SCHEDULER),

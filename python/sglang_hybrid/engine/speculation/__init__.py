@@ -1,0 +1,10 @@
+"""Speculative decoding with recurrent layers: where SGLang names a state by a length that is not its own.
+
+| what SGLang does                                           | what stands in its place                   | where     |
+|------------------------------------------------------------|--------------------------------------------|-----------|
+| starts with settings under which answers go wrong          | the launcher refuses them                  | checks.py |
+| counts a run that a grammar cut as if it was whole         | it counts what is left (0.5.23 does, too)  | guards.py |
+| files a slot that the cut tail wrote to                    | nothing is filed                           | guards.py |
+| files a state that is longer than its key                  | nothing is filed                           | guards.py |
+| lets requests that ended write to slots the cache may own  | they have none (0.5.23 does, too)          | guards.py |
+"""
