@@ -13,6 +13,7 @@ from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, slot
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals
 from sglang_hybrid.engine.segments import refusals as segments
+from sglang_hybrid.engine.speculation import checks as speculation
 
 _STOCK_ONLY = {
     "enable_int8_mamba_checkpoint": "--enable-int8-mamba-checkpoint",
@@ -65,6 +66,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     parsed = flags.parse_engine(final)
     _check_mixed_chunk(parsed, model)
     _check_stages(parsed, model)
+    speculation.check(parsed, model.spec)
     refusals.check(parsed, rest, config, model, on_cpu)
     segments.check(parsed, config, model.spec)
     checks.check(parsed, model, on_cpu)
