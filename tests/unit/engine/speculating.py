@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.engine.cache.requests import answered
 from sglang_hybrid.engine.speculation import guards
 
 
@@ -223,7 +224,7 @@ class Simulation:
         newer = "output_ids_through_stop" in (
             inspect.getsource(Req.owned_kv_len) if hasattr(Req, "owned_kv_len") else ""
         )
-        return min(committed, guards.answered(self.req, committed)) if newer else committed
+        return min(committed, answered(self.req, committed)) if newer else committed
 
     def filed(self, guarded: bool = True) -> tuple[int, int]:
         """The length under which the state of the ended request is inserted, 0 for none, and its true one.

@@ -27,8 +27,11 @@ def cases(draw: Any) -> Case:
     drafts = draw(st.integers(1, grid // 2 if overlaps else grid))
     runs = tuple(draw(st.lists(st.integers(1, drafts), min_size=1, max_size=12)))
     kept = draw(st.sampled_from([runs[-1], draw(st.integers(0, runs[-1]))]))
+    prompt = draw(st.integers(1, 3 * grid))
+    if draw(st.booleans()):  # the last run begins just behind a line
+        prompt += -(prompt + sum(runs[:-1])) % grid + draw(st.integers(0, 2))
     return Case(
-        prompt=draw(st.integers(1, 3 * grid)),
+        prompt=prompt,
         runs=runs,
         kept=kept,
         grid=grid,
@@ -126,6 +129,33 @@ def test_the_log_learns_what_the_client_saw(strategy: str, monkeypatch: pytest.M
     assert simulation.filed()[0] == (64 if strategy == "extra_buffer" else 0)
     seen = 60 + 1 + 16 - 5  # the first token is the prefill's
     assert simulation.told == (seen, 64 if strategy == "extra_buffer" else 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "stop", "skipped", "told"),
+    [(9, None, False, (68, 0)), (9, 6, False, (66, 0)), (0, None, False, (24, 24)), (9, None, True, (24, 24))],
+)
+def test_the_log_learns_of_answers_whose_state_is_given_up(
+    output: int, stop: int | None, skipped: bool, told: tuple[int, int]
+) -> None:
+    from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
+    from sglang_hybrid.engine.cache.requests import Tracked
+
+    heard: list[tuple[int, int]] = []
+    coordinator: Any = object.__new__(CacheCoordinator)
+    coordinator.composer, coordinator.decisions = None, SimpleNamespace(computed=lambda rid: None)
+    coordinator.finish = lambda req, record, tokens, kept: heard.append((tokens, kept))
+    coordinator.cached_tokens = lambda record: 0
+    req = SimpleNamespace(
+        rid="r",
+        finished=lambda: True,
+        finished_len=stop,
+        origin_input_ids=range(60),
+        output_ids=range(output),
+        skip_radix_cache_insert=skipped,
+    )
+    coordinator.ended(req, Tracked(start=24))
+    assert heard == [told]
 
 
 def test_an_ended_request_has_no_slot_to_write_to() -> None:

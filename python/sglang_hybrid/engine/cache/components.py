@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_resu
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
-from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, tracked
+from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, answered, tracked
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.speculation import guards
 from sglang_hybrid.prefix.decisions import AHEAD
@@ -183,7 +183,7 @@ class HybridMamba(_Ordered, MambaComponent):
             length = guards.fileable(req, length or 0, token_ids_len, bool(self.cache.enable_mamba_extra_buffer))
             if record.pending:
                 length = 0  # it ends where its states are not: before an interior that its next pass would jump over
-            tokens = guards.answered(req, token_ids_len)
+            tokens = answered(req, token_ids_len)
             coordinator.finish(req, record, tokens, max(length, coordinator.cached_tokens(record)))
             plan.mark = None if record.request is None else record.request.tip
             return length

@@ -289,9 +289,16 @@ class CacheCoordinator:
         record.finished, record.prompt = True, None
 
     def ended(self, req: Any, record: Tracked) -> None:
-        """`req` gives its memory back. If it was aborted, what its last pass computed is not cached."""
+        """`req` gives its memory back. If it was aborted, what its last pass computed is not cached.
+
+        With extra_buffer_lazy SGLang may give up the state at its end alone: its prompt is cached, its answer known.
+        """
         if self.composer is not None:
             self.composer.ended(record)
         if req.finished():
-            self.finish(req, record, record.start, record.start)
+            tokens = kept = record.start
+            if req.output_ids and not getattr(req, "skip_radix_cache_insert", False):
+                tokens = requests.answered(req, len(req.origin_input_ids) + len(req.output_ids) - 1)
+                kept = self.cached_tokens(record)
+            self.finish(req, record, tokens, kept)
         self.decisions.computed(req.rid)

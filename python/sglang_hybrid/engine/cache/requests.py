@@ -96,6 +96,15 @@ def ids(values: Sequence[int]) -> np.ndarray:
     return low
 
 
+def answered(req: Any, tokens: int) -> int:
+    """How many of its first `tokens` tokens the client of an ended request has seen: none behind its stop.
+
+    Speculation accepts several at once, and SGLang keeps what it accepted behind a stop.
+    """
+    through = tokens if req.finished_len is None else len(req.origin_input_ids) + int(req.finished_len)
+    return min(tokens, through)
+
+
 def limit(req: Any) -> int:
     """Where SGLang lets `req` resume at most: logprobs of its prompt that it asks for have to be computed."""
     start = int(req.logprob_start_len) if req.return_logprob else -1

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_hybrid.engine.cache import hooks
-from sglang_hybrid.engine.cache.requests import tracked
+from sglang_hybrid.engine.cache.requests import answered, tracked
 from sglang_hybrid.engine.compat import state_of
 
 
@@ -82,12 +82,6 @@ def spare_freed(_: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     freed = [i for i, req in enumerate(batch.reqs) if state_of(req).mamba_next_track_idx is None]
     if freed:
         batch.mamba_track_indices[freed] = -1  # the scatter leaves such rows out
-
-
-def answered(req: Any, tokens: int) -> int:
-    """How many of its first `tokens` tokens the client of an ended request has seen: none behind its stop."""
-    through = tokens if req.finished_len is None else len(req.origin_input_ids) + int(req.finished_len)
-    return min(tokens, through)
 
 
 def fileable(req: Any, length: int, tokens: int, buffered: bool) -> int:
