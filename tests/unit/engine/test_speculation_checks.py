@@ -63,7 +63,7 @@ def test_wrong_answers_are_refused(tmp_path: Path, more: tuple[str, ...], remedy
         ("--enable-streaming-session",),
         (*NGRAM, "--mamba-track-interval", "24"),
         (*NGRAM, "--mamba-track-interval", "16", "--disable-overlap-schedule", "--page-size", "16"),
-        (*NGRAM, "--mamba-track-interval", "16", "--device", "cpu"),
+        (*NGRAM, "--mamba-track-interval", "16", "--device", "cpu", "--disable-overlap-schedule"),
         (*NGRAM, "--mamba-track-interval", "16", "--mamba-radix-cache-strategy", "no_buffer"),
         (*NGRAM, "--mamba-track-interval", "16", "--disable-radix-cache"),
         (*EAGLE, "--enable-linear-replayssm-spec"),

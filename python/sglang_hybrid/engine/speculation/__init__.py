@@ -1,4 +1,4 @@
-"""Speculative decoding with recurrent layers: where SGLang names a state by a length that is not its own.
+"""Speculative decoding with recurrent layers: what SGLang gets wrong.
 
 | what SGLang does                                           | what stands in its place                   | where     |
 |------------------------------------------------------------|--------------------------------------------|-----------|
@@ -7,4 +7,5 @@
 | files a slot that the cut tail wrote to                    | nothing is filed                           | guards.py |
 | files a state that is longer than its key                  | nothing is filed                           | guards.py |
 | lets requests that ended write to slots the cache may own  | they have none (0.5.23 does, too)          | guards.py |
+| ends an answer at any of several ends in a run             | it ends at the first                       | stops.py  |
 """

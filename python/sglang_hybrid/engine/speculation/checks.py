@@ -66,7 +66,7 @@ def _check_sessions(namespace: Any) -> None:
 
 def _check_interval(namespace: Any, algorithm: str) -> None:
     """Two steps in a row write to one slot where the scheduler prepares a step before it knows the last one."""
-    overlaps = not (namespace.disable_overlap_schedule or namespace.device == "cpu" or namespace.pp_size > 1)
+    overlaps = not namespace.disable_overlap_schedule and namespace.pp_size == 1
     tracked = _strategy(namespace) != "no_buffer" and not namespace.disable_radix_cache
     drafts, interval = _draft_tokens(namespace, algorithm), namespace.mamba_track_interval
     if overlaps and tracked and interval < 2 * drafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
-from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION
+from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, SPECULATION
 
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
@@ -17,7 +17,6 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
-_RESULTS = "srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor."
 _HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 
 HOOKS: tuple[Hook, ...] = (
@@ -153,29 +152,7 @@ HOOKS: tuple[Hook, ...] = (
         "publish:learn_labels",
         SCHEDULER,
     ),
-    # States and their lengths under speculation. SGLang 0.5.23 corrected two of them.
-    Hook(
-        _RESULTS + "_mamba_check_track_boundary",
-        "AROUND",
-        "speculation.guards:boundary",
-        SCHEDULER,
-        before="0.5.23",
-    ),
-    Hook(_RESULTS + "_mamba_prefix_cache_update", "AFTER", "speculation.guards:settle", SCHEDULER),
-    Hook(
-        _RESULTS + "_mamba_can_cache_finished_req",
-        "AROUND",
-        "speculation.guards:may_file",
-        SCHEDULER,
-        since="0.5.23",
-    ),
-    Hook(
-        "srt.managers.schedule_batch:set_mamba_track_indices_from_reqs",
-        "AFTER",
-        "speculation.guards:spare_freed",
-        SCHEDULER,
-        before="0.5.23",
-    ),
+    *SPECULATION,
     # Prefill/decode pairs.
     Hook("srt.disaggregation.utils:MetadataBuffers.set_buf", "AFTER", "pairs.misses:send", SCHEDULER),
     Hook(_HANDED_OVER, "AFTER", "pairs.misses:take", SCHEDULER),

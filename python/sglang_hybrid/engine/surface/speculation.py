@@ -5,7 +5,35 @@ from __future__ import annotations
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, SUBCLASS, Hook, Use
 
 _OURS = "cpu.speculation."
+_RESULTS = "srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor."
 _FACTORY = "srt.speculative.draft_utils:DraftBackendFactory."
+
+SPECULATION: tuple[Hook, ...] = (
+    Hook(
+        _RESULTS + "_mamba_check_track_boundary",
+        "AROUND",
+        "speculation.guards:boundary",
+        SCHEDULER,
+        before="0.5.23",
+    ),
+    Hook(_RESULTS + "_mamba_prefix_cache_update", "AFTER", "speculation.guards:settle", SCHEDULER),
+    Hook(
+        _RESULTS + "_mamba_can_cache_finished_req",
+        "AROUND",
+        "speculation.guards:may_file",
+        SCHEDULER,
+        since="0.5.23",
+    ),
+    Hook(
+        "srt.managers.schedule_batch:set_mamba_track_indices_from_reqs",
+        "AFTER",
+        "speculation.guards:spare_freed",
+        SCHEDULER,
+        before="0.5.23",
+    ),
+    Hook("srt.managers.schedule_batch:Req.update_finish_state", "AROUND", "speculation.stops:first_end", SCHEDULER),
+)
+"""Where a run of several tokens is taken for less or more than it is. SGLang 0.5.23 corrected two of them."""
 
 CPU_SPECULATION: tuple[Hook, ...] = (
     Hook(
@@ -36,6 +64,7 @@ CPU_SPECULATION: tuple[Hook, ...] = (
                 "pools.hooks:strided_convolution",
             ),
             ("srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "AROUND", "cpu.pinning:without_pinning"),
+            ("srt.managers.overlap_utils:FutureMap._resolve_spec_extras", "AROUND", "cpu.pinning:without_pinning"),
             (_FACTORY + "create_decode_backend", "REPLACE", _OURS + "drafts:decode_backend"),
             (_FACTORY + "create_draft_extend_backend", "REPLACE", _OURS + "drafts:extend_backend"),
             ("srt.speculative.eagle_utils:_verify_uses_greedy", "REPLACE", _OURS + "sampling:takes_greatest"),
