@@ -1,4 +1,4 @@
-"""Page-locked memory and streams do not exist without an accelerator; SGLang asks for them here and there unchecked."""
+"""Page-locked memory does not exist without an accelerator, and SGLang asks for it here and there without checking."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from torch.overrides import TorchFunctionMode
 
 
 class Pageable(TorchFunctionMode):
-    """While entered, the calling thread gets ordinary memory where it asks PyTorch for page-locked memory.
-
-    Nor is it noted which stream uses a tensor: there is but one.
-    """
+    """While entered, the calling thread gets ordinary memory where it asks PyTorch for page-locked memory."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.Tensor.pin_memory:
             return args[0]
-        if func is torch.Tensor.record_stream:
-            return None
         if kwargs and kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **(kwargs or {}))
 
 
 def without_pinning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of what pins: bookkeeping of the extra buffer, adapters, inputs of drafts."""
+    """AROUND hook of what pins: bookkeeping of the extra buffer, and adapters."""
     with Pageable():
         return original(*args, **kwargs)

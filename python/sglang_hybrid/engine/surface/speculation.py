@@ -44,6 +44,15 @@ CPU_SPECULATION: tuple[Hook, ...] = (
         "cpu",
         since="0.5.21",
     ),
+    Hook(
+        "srt.managers.overlap_utils:FutureMap._resolve_spec_extras",
+        "AROUND",
+        _OURS + "overlap:without_streams",
+        SCHEDULER,
+        "cpu",
+        since="0.5.21",
+        before="0.5.23",
+    ),
     *(
         Hook(target, how, function, SCHEDULER, "cpu", since="0.5.21")
         for target, how, function in (
@@ -64,7 +73,11 @@ CPU_SPECULATION: tuple[Hook, ...] = (
                 "pools.hooks:strided_convolution",
             ),
             ("srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "AROUND", "cpu.pinning:without_pinning"),
-            ("srt.managers.overlap_utils:FutureMap._resolve_spec_extras", "AROUND", "cpu.pinning:without_pinning"),
+            (
+                "kernels.ops.speculative.gather_spec_extras:gather_spec_extras",
+                "REPLACE",
+                _OURS + "overlap:gather_spec_extras",
+            ),
             (_FACTORY + "create_decode_backend", "REPLACE", _OURS + "drafts:decode_backend"),
             (_FACTORY + "create_draft_extend_backend", "REPLACE", _OURS + "drafts:extend_backend"),
             ("srt.speculative.eagle_utils:_verify_uses_greedy", "REPLACE", _OURS + "sampling:takes_greatest"),
