@@ -17,13 +17,15 @@ class Architecture:
     """The layers of a model, the dtype of its recurrent state, and the grid on which a prefill can save one.
 
     `chunk_tokens` is SGLang's `mamba_cache_chunk_size` at page size 1 (`extra_buffer` strategy), `context_tokens` the
-    longest sequence, 0 where the configuration names none.
+    longest sequence, 0 where the configuration names none. `head` are the layers of a multi-token prediction head,
+    which only speculative decoding computes.
     """
 
     layers: tuple[Layer, ...]
     state_dtype: str = "float32"
     chunk_tokens: int = 1
     context_tokens: int = 0
+    head: tuple[Layer, ...] = ()
 
 
 def attention(reader: ConfigReader, output_gate: bool = False) -> Attention:
@@ -41,9 +43,17 @@ def attention(reader: ConfigReader, output_gate: bool = False) -> Attention:
 
 def depth(reader: ConfigReader) -> int:
     """`num_hidden_layers`."""
-    count = reader.count("num_hidden_layers")
+    return _bounded(reader, "num_hidden_layers", reader.count("num_hidden_layers"))
+
+
+def head_depth(reader: ConfigReader) -> int:
+    """`mtp_num_hidden_layers`, 0 without it."""
+    return _bounded(reader, "mtp_num_hidden_layers", reader.count("mtp_num_hidden_layers", default=0, minimum=0))
+
+
+def _bounded(reader: ConfigReader, key: str, count: int) -> int:
     if count > MOST_LAYERS:
-        raise reader.wrong("num_hidden_layers", f"at most {MOST_LAYERS}", count)
+        raise reader.wrong(key, f"at most {MOST_LAYERS}", count)
     return count
 
 

@@ -43,7 +43,8 @@ class ModelSpec:
     `prefill_flops(end, start) = flops_per_token*(end - start) + flops_per_token_pair*(end**2 - start**2)`.
     `checkpoint_bytes` is one saved recurrent state of all layers, convolution windows (`conv_bytes`) included, 0 for a
     pure attention model. `chunk_tokens` is the grid on which a prefill can save a state. `layers` is empty when only
-    the sums are known. `context_tokens` is the longest sequence it takes, 0 where that is unknown.
+    the sums are known. `context_tokens` is the longest sequence it takes, 0 where that is unknown. `head` are the
+    layers of its multi-token prediction head, as far as its configuration names one; no other cost counts them.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelSpec:
     tp: int = 1
     layers: tuple[Layer, ...] = ()
     context_tokens: int = 0
+    head: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
         costs = (self.kv_bytes_per_token, self.checkpoint_bytes, self.flops_per_token, self.flops_per_token_pair)
@@ -83,6 +85,11 @@ class ModelSpec:
     def checkpoint_tokens(self) -> float:
         """How many tokens of KV one checkpoint is worth in bytes; infinite without KV."""
         return self.checkpoint_bytes / self.kv_bytes_per_token if self.kv_bytes_per_token else float("inf")
+
+    @property
+    def head_kv_bytes_per_token(self) -> int:
+        """KV bytes of the multi-token prediction head, which a server that drafts with it keeps beside the model's."""
+        return sum(layer.kv_elements(self.tp) for layer in self.head) * _dtype_bytes(self.kv_dtype)
 
     @property
     def layer_counts(self) -> dict[str, int]:
@@ -201,6 +208,7 @@ def from_config(
         conv_dtype=conv_dtype or "bfloat16",
         layers=architecture.layers,
         context_tokens=architecture.context_tokens,
+        head=architecture.head,
     )
     return unpriced.per_rank(tp)
 
@@ -230,6 +238,10 @@ def describe(spec: ModelSpec) -> list[tuple[str, str]]:
     if spec.tp > 1:
         rows.append(("costs are for", f"one of {spec.tp} tensor-parallel ranks"))
     rows.append(("KV per token", f"{spec.kv_bytes_per_token:,} bytes ({spec.kv_dtype})"))
+    if spec.head:
+        rows.append(
+            ("KV of its MTP head", f"{spec.head_kv_bytes_per_token:,} bytes per token more, where NEXTN drafts")
+        )
     if spec.is_recurrent:
         dtypes = f"{spec.state_dtype} states, {spec.conv_dtype} windows"
         parts = f"{spec.temporal_bytes:,} recurrent + {spec.conv_bytes:,} convolution"

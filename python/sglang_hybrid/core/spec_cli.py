@@ -20,8 +20,9 @@ SEGMENT_TOKENS = 1024
 """Of the segment whose size is said."""
 
 _COSTS = (
-    "kv_bytes_per_token", "checkpoint_bytes", "conv_bytes", "flops_per_token", "flops_per_token_pair", "chunk_tokens",
-    "context_tokens", "kv_dtype", "state_dtype", "conv_dtype", "tp", "layer_counts",
+    "kv_bytes_per_token", "head_kv_bytes_per_token", "checkpoint_bytes", "conv_bytes", "flops_per_token",
+    "flops_per_token_pair", "chunk_tokens", "context_tokens", "kv_dtype", "state_dtype", "conv_dtype", "tp",
+    "layer_counts",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.demo import vision
+from sglang_hybrid.demo import speculation, vision
 from sglang_hybrid.demo.reader import weights as reader_weights
 from sglang_hybrid.demo.tokenizer import SPECIAL_TOKENS, TURN_END, VOCAB_SIZE, printable_token_ids, save_tokenizer
 
@@ -73,14 +73,13 @@ def _write(folder: Path, preset: str, weights: Path | None) -> None:
     from sglang_hybrid.engine import cpu
 
     cpu.install()  # transformers imports torchvision, whose published wheel does not load beside a CPU torch
-    import torch
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # no advice on kernels: the model is built here, not run
     logging.disable_progress_bar()
-    torch.manual_seed(SEED)
-    model = PRESETS[preset]()
-    _initialise(model)
+    model = _random(preset)
+    if preset == speculation.DRAFT:
+        speculation.imitate(model, _random(speculation.MTP))
     if weights is not None:
         from safetensors.torch import load_file
 
@@ -89,6 +88,19 @@ def _write(folder: Path, preset: str, weights: Path | None) -> None:
     save_tokenizer(folder)
     if preset == VISION:
         vision.save_processor(folder)
+    elif preset == speculation.MTP:
+        speculation.add_head(folder, model)
+
+
+def _random(preset: str) -> Any:
+    import torch
+
+    torch.manual_seed(SEED)
+    model = PRESETS[preset]()
+    _initialise(model)
+    if preset == speculation.MTP:
+        speculation.calm(model)
+    return model
 
 
 def _initialise(model: Any) -> None:
@@ -223,6 +235,8 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "conv": _conv,
     "attention": _attention,
     VISION: lambda: vision.model(_common(128)),
+    speculation.MTP: lambda: speculation.target(_common(128)),
+    speculation.DRAFT: lambda: speculation.draft(_common(128)),
 }
 
 

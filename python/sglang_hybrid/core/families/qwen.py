@@ -5,6 +5,7 @@ from sglang_hybrid.core.architecture import (
     attention,
     depth,
     gated_delta,
+    head_depth,
     is_recurrent,
     layer_labels,
     state_dtype,
@@ -50,7 +51,8 @@ def qwen_hybrid(reader: ConfigReader) -> Architecture:
     layers: list[Layer] = []
     for index, recurrent in enumerate(is_recurrent(reader, labels)):
         layers += [delta if recurrent else gated, qwen_feed_forward(reader, index)]
-    return Architecture(tuple(layers), state_dtype(reader), DELTA_CHUNK_TOKENS)
+    head = (gated, layers[-1]) * head_depth(reader)
+    return Architecture(tuple(layers), state_dtype(reader), DELTA_CHUNK_TOKENS, head=head)
 
 
 def transformer(reader: ConfigReader) -> Architecture:
