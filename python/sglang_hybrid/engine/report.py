@@ -23,6 +23,8 @@ class Pools:
     kv_bytes: int
     states: int
     state_bytes: int
+    candidate_bytes: int = 0
+    """States that verification of speculative decoding leaves for every candidate; not part of `state_bytes`."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -40,8 +42,12 @@ def read_pools(req_to_token_pool: Any, allocator: Any) -> Pools:
     kv = getattr(kv, "full_kv_pool", kv)  # a hybrid pool wraps the one of its attention layers
     buffers = [*getattr(kv, "k_buffer", ()), *getattr(kv, "v_buffer", ()), *getattr(kv, "kv_buffer", ())]
     kv_bytes = sum(b.nbytes * allocator.size // b.shape[0] for b in buffers)  # without the padding page
-    state_bytes = pool.mamba_cache.mem_usage_bytes() if pool is not None else 0
-    return Pools(allocator.size, kv_bytes, pool.size if pool is not None else 0, state_bytes)
+    if pool is None:
+        return Pools(allocator.size, kv_bytes, 0, 0)
+    cache = pool.mamba_cache
+    candidates = [getattr(cache, "intermediate_ssm", None), *getattr(cache, "intermediate_conv_window", ())]
+    candidate_bytes = sum(tensor.nbytes for tensor in candidates if tensor is not None)
+    return Pools(allocator.size, kv_bytes, pool.size, cache.mem_usage_bytes() - candidate_bytes, candidate_bytes)
 
 
 def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
@@ -59,6 +65,8 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
             f"  states       {pools.states:,} x {_size(pools.bytes_per_state)} = {_size(pools.state_bytes)}"
             f" (one state = {_equal_tokens(pools)} tokens of KV)"
         )
+    if args.speculative_algorithm:
+        lines.append(f"  candidates   {_candidates(args, pools)}")
     if config.memory == "elastic":
         budget = ctx.params.token_to_kv_pool_allocator.budget_bytes
         those = "all" if config.segments == "on" else "both"
@@ -75,6 +83,15 @@ def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
         f"  concurrency  {_concurrency(ctx, args, pools)}",
     ]
     return lines + surprise(pools, spec)
+
+
+def _candidates(args: Any, pools: Pools) -> str:
+    """What speculates, and what its candidates hold."""
+    nodes = f"{args.speculative_algorithm}, {args.speculative_num_draft_tokens} tokens verified at once"
+    if not pools.candidate_bytes:
+        return nodes
+    share = pools.candidate_bytes / (pools.bytes_per_state or 1)
+    return f"{nodes}, whose states take {_size(pools.candidate_bytes)}, as much as {share:,.0f} cached states"
 
 
 def _segments(cache: Any, config: HybridConfig) -> list[str]:

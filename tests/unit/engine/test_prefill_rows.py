@@ -27,6 +27,9 @@ class Extending:
     def is_mixed(self) -> bool:
         return False
 
+    def is_target_verify(self) -> bool:
+        return False
+
 
 class Backend:
     """As much of SGLang's backend of linear layers as a prefill's metadata needs."""
@@ -66,7 +69,9 @@ def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], le
         requests.append(req)
     mode = Extending()
     batch = SimpleNamespace(forward_mode=mode, reqs=requests, prefix_lens=prefixes, extend_lens=lengths)
-    forward.carry(None, None, batch)
+    forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
+    # A draft model passes over the same prompts before the states of this pass are saved.
+    forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=True))
     passed = SimpleNamespace(
         forward_mode=mode, extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=lengths, mamba_track_mask=None
     )
@@ -200,7 +205,7 @@ def runner(
         (runner("GDNAttnBackend", model="JetNemotronForCausalLM"), {}, 0, ""),  # its block has code of its own
         (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 0, ""),
         (runner("KDAAttnBackend"), {}, 0, ""),
-        (runner("GDNAttnBackend"), {"speculative_algorithm": "EAGLE"}, 0, "no --speculative-algorithm"),
+        (runner("GDNAttnBackend"), {"speculative_algorithm": "EAGLE"}, 64, ""),  # a prefill is one all the same
         (
             runner("GDNAttnBackend"),
             {"cuda_graph_config": SimpleNamespace(prefill=SimpleNamespace(backend="full"))},

@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cpu.causal_conv import causal_conv1d_fn, causal_conv1d_update
 
 CHANNELS, WIDTH = 32, 4
@@ -100,11 +99,7 @@ def test_update_equals_one_more_token_of_a_prefill(slots, state_dtype, rng):
     assert torch.equal(states, other)
 
 
-def test_the_several_token_update_of_speculative_decoding_is_refused(rng):
+def test_several_tokens_of_a_row_are_candidates_or_refused(rng):
     _, weight, bias, states = setup(rng, 1)
-    with pytest.raises(ConfigError, match="--speculative-algorithm"):
+    with pytest.raises(NotImplementedError, match="one token per row"):
         causal_conv1d_update(torch.zeros(1, CHANNELS, 2), states, weight, bias, "silu")
-    with pytest.raises(ConfigError, match="--speculative-algorithm"):
-        causal_conv1d_update(
-            torch.zeros(1, CHANNELS), states, weight, bias, "silu", intermediate_conv_window=torch.zeros(1)
-        )

@@ -47,7 +47,7 @@ sgl_kernel.assign_req_to_token_pool_cpu(
     torch.tensor([2, 0]), pool, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([5, 6, 7, 8]), 8
 )
 try:
-    sgl_kernel.verify_tree_greedy_cpu()
+    sgl_kernel.rotate_input_ids_cpu()
     loud = ""
 except NotImplementedError as error:
     loud = str(error)
@@ -84,7 +84,7 @@ def test_install_is_idempotent(report):
 
 def test_every_hook_took(report):
     assert report["missing"] == []
-    assert len(report["targets"]) == len(set(report["targets"])) == 21
+    assert len(report["targets"]) == len(set(report["targets"])) == 28
 
 
 def test_names_in_sglang_lead_here(report):
@@ -106,7 +106,7 @@ def test_names_in_sglang_lead_here(report):
 
 def test_the_stand_in_has_only_what_the_cpu_path_needs(report):
     assert report["absent"]
-    assert "no sgl_kernel.verify_tree_greedy_cpu; start without --speculative-algorithm" in report["loud"]
+    assert "no sgl_kernel.rotate_input_ids_cpu" in report["loud"]
 
 
 def test_registered_operators_run(report):

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cpu import mamba2
 
 LENGTHS = [1, 63, 64, 65, 130, 500]
@@ -183,10 +182,10 @@ def test_update_equals_the_recurrence(expanded, slots, dtype, naive, rng):
     assert torch.equal(states[untouched], before[untouched])
 
 
-def test_the_several_token_update_of_speculative_decoding_is_refused():
+def test_several_tokens_of_a_row_are_candidates_or_refused():
     zeros = torch.zeros(1, H, P)
     state, A, b = torch.zeros(1, H, P, N), torch.zeros(H, P, N), torch.zeros(1, G, N)
-    with pytest.raises(ConfigError, match="--speculative-algorithm"):
+    with pytest.raises(NotImplementedError, match="there is none"):
         mamba2.selective_state_update(state, zeros, zeros, A, b, b, out=zeros, disable_state_update=True)
-    with pytest.raises(ConfigError, match="--speculative-algorithm"):
-        mamba2.selective_state_update(state, zeros, zeros, A, b, b, out=zeros, cache_steps=2)
+    with pytest.raises(NotImplementedError, match="one token per row"):
+        mamba2.selective_state_update(state, zeros[None], zeros[None], A, b, b, out=zeros)

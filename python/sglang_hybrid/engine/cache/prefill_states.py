@@ -41,8 +41,6 @@ class PrefillStates:
 def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     """What prefills of `model_runner` give back; `inside`: our kernel gives states inside a chunk too."""
     settings = compat.resolved(server_args)
-    if getattr(settings, "speculative_algorithm", None):
-        return PrefillStates(0, "a prefill that drafts as well", "no --speculative-algorithm")
     if is_one_graph(settings):  # the index sets are those of the capture
         return PrefillStates(0, "a prefill that is one CUDA graph", "--cuda-graph-backend-prefill breakable")
     backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_hybrid.engine.cpu.speculation.attention import verify
+
 ROWS = 128
 """New tokens at a time: no row looks at keys behind its block, and a mask stays small."""
 WORTH = 0.2
@@ -40,8 +42,13 @@ def extend(
 
     query, output: [new tokens, heads, head size], requests one after the other; k_cache, v_cache: [slots, KV heads,
     head size]; req_to_token: [rows, context] slots; the others: [requests], of which `seq_lens` counts both prefix and
-    new tokens.
+    new tokens. The rows of a verification are candidates instead (`speculation/attention.py`).
     """
+    candidates = getattr(backend, "candidates", None)
+    if candidates is not None:
+        return verify(
+            candidates, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, scaling, enable_gqa
+        )
     windowed = sliding_window_size is not None and sliding_window_size > -1
     if not causal or is_cross_attn or windowed or encoder_lens is not None:
         return original(  # type: ignore[no-any-return]

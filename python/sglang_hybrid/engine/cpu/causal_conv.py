@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cpu.speculation.candidates import windows
 
 PAD_SLOT = -1
 
@@ -92,19 +92,23 @@ def causal_conv1d_update(
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
     pad_slot_id: int = PAD_SLOT,
-    **speculative: object,
+    intermediate_conv_window: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    **links: Tensor | None,
 ) -> Tensor:
     """One new token per row: x [R, channels], weight [channels, width]; returns [R, channels], shifts the states.
 
-    A row whose slot is pad_slot_id neither reads nor writes a state. Raises ConfigError for the several-token form that
-    speculative decoding asks for.
+    A row whose slot is pad_slot_id neither reads nor writes a state. With `intermediate_conv_window` x is [R, channels,
+    nodes], candidates of each row, and the states stay as they are: see `candidates.windows`.
     """
-    if x.dim() != 2 or cache_seqlens is not None or any(value is not None for value in speculative.values()):
-        raise ConfigError(
-            "the CPU platform decodes one token at a time; start without --speculative-algorithm: "
-            f"x of shape {tuple(x.shape)}"
-        )
     slots = list(range(x.shape[0])) if conv_state_indices is None else conv_state_indices.tolist()
+    if intermediate_conv_window is not None and intermediate_state_indices is not None:
+        out = windows(
+            x, conv_state, weight, bias, slots, intermediate_conv_window, intermediate_state_indices, **links
+        )  # fmt: skip
+        return _activate(out, activation).to(x.dtype)
+    if x.dim() != 2 or cache_seqlens is not None:
+        raise NotImplementedError(f"the CPU platform decodes one token per row: x {tuple(x.shape)}")
     new = x.to(conv_state.dtype).unsqueeze(-1)
     window = torch.cat([_windows(conv_state, slots, pad_slot_id), new], -1)
     taps = weight.float()

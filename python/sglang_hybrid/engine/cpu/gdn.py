@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu.slots import read, write
+from sglang_hybrid.engine.cpu.speculation.candidates import follow
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 
 _BLOCK_ELEMENTS = 1 << 18
@@ -166,11 +167,17 @@ def recurrent_gated_delta_rule(
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
     is_kda: bool = False,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    cache_steps: int = 0,
+    retrieve_parent_token: Tensor | None = None,
 ) -> Tensor:
     """One token for each of R rows: q, k [1, R, HK, K]; v [1, R, HV, V]; a, b [R, HV]; returns [1, R, HV, V].
 
     The states [slots, HV, V, K] of the rows' slots are updated in place; a row with a negative slot reads zeros and
-    writes nothing.
+    writes nothing. With `disable_state_update` the rows are `cache_steps` candidates of each slot, the pool stays as it
+    is, and what candidates leave goes to rows of the buffer [rows, cache_steps, HV, V, K].
     """
     if is_kda or (softplus_beta, softplus_threshold) != (1.0, 20.0):
         raise NotImplementedError(f"the CPU platform decodes GDN only: is_kda={is_kda}, beta={softplus_beta}")
@@ -182,6 +189,21 @@ def recurrent_gated_delta_rule(
         q, k = q.repeat_interleave(rep, 1), k.repeat_interleave(rep, 1)
     slots, pool = initial_state_indices.tolist(), initial_state_source
     inputs = (q, k, v[0].float(), g.exp_().view(rows, hv, 1), beta.view(rows, hv, 1))
+    if disable_state_update:
+        if intermediate_states_buffer is None or intermediate_state_indices is None:
+            raise NotImplementedError("on a CPU candidates leave their states in a buffer, and there is none")
+        requests = rows // cache_steps
+        inputs = tuple(x.view(requests, cache_steps, *x.shape[1:]) for x in inputs)
+
+        outputs, left = follow(
+            read(pool, slots[:requests]),
+            retrieve_parent_token,
+            cache_steps,
+            lambda node, state: _step(state, *(x[:, node] for x in inputs)),
+            pool.dtype,
+        )
+        intermediate_states_buffer[intermediate_state_indices[:requests].long(), :cache_steps] = left
+        return torch.stack(outputs, 1).flatten(0, 1).unsqueeze(0).to(v.dtype)
     large = rows == 1 or pool[0].numel() >= _LARGE_STATE
     if large and min(slots) >= 0 and pool.dtype == torch.float32:
         steps = [_step(pool[slot : slot + 1], *(x[row : row + 1] for x in inputs)) for row, slot in enumerate(slots)]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cpu.slots import read, write
+from sglang_hybrid.engine.cpu.speculation.candidates import follow
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 
 _NO_LIMIT = (0.0, float("inf"))
@@ -201,19 +201,37 @@ def selective_state_update(
     pad_slot_id: int = -1,
     out: Tensor | None = None,
     disable_state_update: bool = False,
-    **speculative: object,
+    intermediate_states_buffer: Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
 ) -> None:
     """One token per row: x, dt [R, H, P], A [H, P, N], B and C [R, G, N], D and dt_bias [H, P]; writes out [R, H, P].
 
     State [slots, H, P, N] is updated in place at state_batch_indices; a row whose slot is pad_slot_id reads zeros and
-    writes nothing. SGLang expands per-head dt and A by stride 0; they are used per head then.
+    writes nothing. SGLang expands per-head dt and A by stride 0; they are used per head then. With
+    `disable_state_update` x, dt, B, C and out have `cache_steps` candidates in a second dimension, the pool stays as it
+    is, and what candidates leave goes to rows of the buffer [rows, cache_steps, H, P, N].
     """
-    if disable_state_update or x.dim() != 3 or any(value is not None for value in speculative.values()):
-        raise ConfigError(
-            f"the CPU platform decodes one token at a time; start without --speculative-algorithm: x {tuple(x.shape)}"
-        )
     if z is not None or out is None:
         raise NotImplementedError("the CPU platform's Mamba-2 update takes an output buffer and no z")
+    if disable_state_update:
+        if intermediate_states_buffer is None or intermediate_state_indices is None or state_batch_indices is None:
+            raise NotImplementedError("on a CPU candidates leave their states in a buffer, and there is none")
+        requests, nodes = x.shape[:2]
+
+        def advance(node: int, states: Tensor) -> None:
+            given = (t[:, node] for t in (x, dt))
+            selective_state_update(
+                states, *given, A, B[:, node], C[:, node], D, None, dt_bias, dt_softplus, out=out[:, node]
+            )
+
+        committed = read(state, state_batch_indices.tolist()[:requests])
+        _, left = follow(committed, retrieve_parent_token, nodes, advance, state.dtype)
+        intermediate_states_buffer[intermediate_state_indices[:requests].long(), :nodes] = left
+        return
+    if x.dim() != 3:
+        raise NotImplementedError(f"the CPU platform decodes one token per row: x {tuple(x.shape)}")
     rows, heads, p = x.shape
     rep = heads // B.shape[1]
     step = _step_sizes(_per_head(dt, 1), None if dt_bias is None else _per_head(dt_bias, 1), dt_softplus, _NO_LIMIT)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu import causal_conv, fused, gdn
+from sglang_hybrid.engine.cpu.speculation import kv_slots, sampling, trees
 
 _OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "fused_gdn_gating_cpu": (
@@ -26,7 +27,8 @@ _OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         "(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, "
         "Tensor(a!) initial_state_source, Tensor initial_state_indices, Tensor? cu_seqlens=None, "
         "bool use_qk_l2norm_in_kernel=True, float softplus_beta=1.0, float softplus_threshold=20.0, "
-        "bool is_kda=False) -> Tensor",
+        "bool is_kda=False, bool disable_state_update=False, Tensor(b!)? intermediate_states_buffer=None, "
+        "Tensor? intermediate_state_indices=None, int cache_steps=0, Tensor? retrieve_parent_token=None) -> Tensor",
         gdn.recurrent_gated_delta_rule,
     ),
     "fused_sigmoid_mul_cpu": (
@@ -49,6 +51,20 @@ _OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
 }
 """torch.ops.sgl_kernel: name -> (schema, implementation)."""
+
+_SPECULATION = {
+    "assign_draft_cache_locs_contiguous_cpu": kv_slots.assign_draft_cache_locs_contiguous,
+    "assign_extend_cache_locs_cpu": kv_slots.assign_extend_cache_locs,
+    "build_tree_kernel_efficient_cpu": trees.build_tree_kernel_efficient,
+    "copy_all_layer_kv_cache_cpu": kv_slots.copy_all_layer_kv_cache,
+    "fill_accept_out_cache_loc_cpu": kv_slots.fill_accept_out_cache_loc,
+    "fill_bonus_tokens_cpu": kv_slots.fill_bonus_tokens,
+    "top_k_renorm_prob": sampling.top_k_renorm_prob,
+    "top_p_renorm_prob": sampling.top_p_renorm_prob,
+    "tree_speculative_sampling_target_only": sampling.tree_speculative_sampling_target_only,
+    "verify_tree_greedy_cpu": trees.verify_tree_greedy,
+}
+"""Names in sgl_kernel itself that speculative decoding imports on a CPU."""
 
 _libraries: list[torch.library.Library] = []
 
@@ -75,8 +91,12 @@ def install() -> None:
     _libraries.append(library)
     root = _module(
         "sgl_kernel", __version__="0+sglang-hybrid", assign_req_to_token_pool_cpu=assign_req_to_token_pool,
-        __getattr__=_unavailable,
+        __getattr__=_unavailable, **_SPECULATION,
     )  # fmt: skip
+    root.__dict__["speculative"] = _module(
+        "sgl_kernel.speculative",
+        reconstruct_indices_from_tree_mask=trees.reconstruct_indices_from_tree_mask,
+    )
     root.__dict__["mamba"] = _module(
         "sgl_kernel.mamba",
         causal_conv1d_fn_cpu=causal_conv.causal_conv1d_fn,
@@ -102,12 +122,12 @@ def assign_req_to_token_pool(
 
 
 def _unavailable(name: str) -> Callable[..., Any]:
-    """SGLang imports *_cpu names at module level that only speculative decoding calls: importable, loud when called."""
+    """SGLang imports *_cpu names at module level that no model here calls: importable, loud when called."""
     if not name.endswith("_cpu"):
         raise AttributeError(name)
 
     def call(*_: object, **__: object) -> None:
-        raise NotImplementedError(f"the CPU platform has no sgl_kernel.{name}; start without --speculative-algorithm")
+        raise NotImplementedError(f"the CPU platform has no sgl_kernel.{name}")
 
     call.__name__ = name
     return call

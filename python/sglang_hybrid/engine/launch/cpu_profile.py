@@ -18,6 +18,10 @@ _MOST_TOKENS = 1 << 18
 
 _MOST_STATES = 512
 _LEAST_TOKENS = 2048
+_MOST_REQUESTS = 16
+
+_CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+"""Three guesses in a row. SGLang's default for some models is a tree of eight nodes, each as costly as a token here."""
 
 
 def flags(
@@ -48,7 +52,7 @@ def flags(
     if not overlap and namespace.mamba_radix_cache_strategy != "extra_buffer_lazy":  # SGLang has it with overlap only
         chosen["disable_overlap_schedule"] = True  # there is no stream to overlap with
     if namespace.max_running_requests is None:
-        chosen["max_running_requests"] = 16
+        chosen["max_running_requests"] = _MOST_REQUESTS
     if namespace.dtype == "auto":
         chosen["dtype"] = dtype
     if namespace.enable_hierarchical_cache:
@@ -57,6 +61,9 @@ def flags(
             chosen["hicache_ratio"] = 2.0  # as on a GPU, without sizing by all of the machine's memory
     if namespace.enable_lora or namespace.lora_paths:
         chosen["lora_backend"] = "torch_native"  # the only one without Triton
+    algorithm = namespace.speculative_algorithm
+    if algorithm not in (None, "NGRAM") and namespace.speculative_num_steps is None:
+        chosen |= _CHAIN
     if spec is None:
         return chosen
     spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)
@@ -66,21 +73,26 @@ def flags(
         chosen["mamba_radix_cache_strategy"] = "extra_buffer" if buffered else "no_buffer"
     if config.memory == "elastic":
         return chosen  # sizes follow from the budget where the pools are built
-    tokens, states = sizes(config.cpu_memory_bytes, spec, overlap)
+    taken_bytes = 0
+    if algorithm is not None:
+        nodes = namespace.speculative_num_draft_tokens or chosen.get("speculative_num_draft_tokens", 12)
+        taken_bytes = nodes * ((namespace.max_running_requests or _MOST_REQUESTS) + 1) * spec.checkpoint_bytes
+    tokens, states = sizes(config.cpu_memory_bytes, spec, overlap, taken_bytes)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens
     if hybrid and namespace.max_mamba_cache_size is None:
         chosen["max_mamba_cache_size"] = states
         if namespace.max_running_requests is None:
-            chosen["max_running_requests"] = max(1, min(16, states // _least_states(overlap)))
+            chosen["max_running_requests"] = max(1, min(_MOST_REQUESTS, states // _least_states(overlap)))
     return chosen
 
 
-def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False) -> tuple[int, int]:
+def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False, taken_bytes: int = 0) -> tuple[int, int]:
     """Tokens and states for a byte budget: states get half of it, at most; the rest is KV.
 
-    With the `overlap` event loop a request takes one state more.
+    With the `overlap` event loop a request takes one state more. `taken_bytes` of the budget are something else's.
     """
+    budget_bytes -= taken_bytes
     least = _least_states(overlap) if spec.is_recurrent else 0
     states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes) if least else 0
     left_bytes = budget_bytes - states * spec.checkpoint_bytes
@@ -88,10 +100,12 @@ def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False) -> tuple[in
     if states < least or tokens < _LEAST_TOKENS:
         halves_bytes = least * spec.checkpoint_bytes, _LEAST_TOKENS * spec.kv_bytes_per_token
         need_bytes = 2 * max(halves_bytes) if least else halves_bytes[1]
+        taken = f", beside {taken_bytes:,} bytes of candidates of speculation" if taken_bytes else ""
         raise ConfigError(
             f"{_LEAST_TOKENS:,} tokens of KV and the {least} states of one request are the least, of "
-            f"{spec.kv_bytes_per_token:,} and {spec.checkpoint_bytes:,} bytes each; raise --hybrid-cpu-memory-gb to "
-            f"{_rounded_up_gb(need_bytes)}: {budget_bytes / 1e9:g}"
+            f"{spec.kv_bytes_per_token:,} and {spec.checkpoint_bytes:,} bytes each{taken}; raise "
+            f"--hybrid-cpu-memory-gb to {_rounded_up_gb(need_bytes + taken_bytes)}: "
+            f"{(budget_bytes + taken_bytes) / 1e9:g}"
         )
     return int(tokens), int(states)
 
@@ -114,6 +128,9 @@ def environment(config: HybridConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",  # SGLang waits a minute for it
+        # SGLang compiles some small functions when a request first needs them (penalties, drafts): seconds in which
+        # everybody waits, and the scheduler's end on a machine without a C++ compiler.
+        "TORCHDYNAMO_DISABLE": "1",
         # Seconds after which uvicorn starts a silent HTTP worker over: SGLang's ten are less than its imports can take.
         "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
+from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION
 
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
@@ -57,6 +58,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "cpu",
     ),
+    *CPU_SPECULATION,
     # Where SGLang asks whether the platform can checkpoint: in a method, in a function, in one for the platform alone.
     Hook(
         _ARGUMENTS + "_platform_supports_mamba_cache_extra_buffer",

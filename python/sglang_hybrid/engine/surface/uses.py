@@ -15,6 +15,7 @@ from sglang_hybrid.engine.surface.rows import (
     SUBCLASS,
     Use,
 )
+from sglang_hybrid.engine.surface.speculation import SPECULATION_USES
 
 _CORE = "srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
 
@@ -319,4 +320,5 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="elastic",
     ),
+    *SPECULATION_USES,
 )
