@@ -18,6 +18,9 @@ from sglang_hybrid.core.errors import ConfigError
 
 Text = tuple[list[int], list[tuple[int, int]]]
 
+LENGTHS = (512, 2048)
+"""Tokens of the conversations that a head is judged by."""
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_hybrid.demo.train_head", description=__doc__)
@@ -55,8 +58,8 @@ def _train(options: argparse.Namespace) -> None:
     weights.write(model, {PREFIX + name: weight for name, weight in trained.state_dict().items()}, file)
     trained = drafting.load(file)
     rows: list[dict[str, Any]] = []
-    for name, texts in (("512 tokens", _held_out(512, options)), ("2,048 tokens", _held_out(2048, options))):
-        found = drafting.accepted(reader, trained, texts)
+    for length in LENGTHS:
+        name, found = f"{length:,} tokens", drafting.accepted(reader, trained, held_out(length, options.conversations))
         shares = [round(share, 4) for share in found.shares]
         rows.append({"text": name, "places": found.places, "shares": shares, "length": round(found.length, 3)})
         say(f"{name}: {', '.join(f'{share:.1%}' for share in shares)} right, {found.length:.2f} tokens a pass")
@@ -73,11 +76,12 @@ def _train(options: argparse.Namespace) -> None:
         (options.out / f"{model}-head.json").write_text(json.dumps(entry, indent=1) + "\n")
 
 
-def _held_out(length: int, options: argparse.Namespace) -> Iterator[Text]:
+def held_out(length: int, count: int) -> Iterator[Text]:
+    """`count` conversations of about `length` tokens, with names and forms that no training saw."""
     from sglang_hybrid.demo.reader import evaluation, examples
 
     rng = random.Random(f"head {length}")
-    for _ in range(options.conversations):
+    for _ in range(count):
         made = examples.encode(evaluation.held_out(rng, length, evaluation.TURNS[length]))
         yield made.ids, [(begin, end) for _, begin, end in made.answers]
 
