@@ -40,7 +40,8 @@ def build(folder: Path, preset: str = "gdn", weights: Path | None = None) -> Pat
     stamp: dict[str, Any] = {"format": FORMAT, "preset": preset, "seed": SEED}
     stamp["weights"] = str(weights) if weights else None
     if preset in READERS and weights is None:
-        stamp["weights"] = reader_weights.card(preset)["sha256"]
+        card = reader_weights.card(preset)
+        stamp |= {"weights": card["sha256"], "head": card.get("drafting", {}).get("sha256")}
     stamp_file = folder / "sglang_hybrid_demo.json"
     if _is_built(stamp_file, stamp):
         return folder

@@ -87,6 +87,7 @@ def test_it_holds_the_readers(installed: Path, model: str) -> None:
         "tokenizer_config.json",
         "chat_template.jinja",
     }
+    assert ("mtp.safetensors" in made) == (weights.head(model) is not None)
     (folder,) = installed.glob("venv/lib/python3*/site-packages/sglang_hybrid/demo/reader/weights")
     assert (folder / f"{model}.md").read_text().startswith(f"# {model}\n")
     assert (folder / f"{model}.safetensors").read_bytes() == weights.path(model).read_bytes()

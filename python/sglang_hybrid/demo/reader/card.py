@@ -37,6 +37,22 @@ opening and a known clause. An answer counts if every token of it is right, its 
 Wilson's 95 % interval. "Seen forms" are those of training, with unseen names.
 
 {table}
+{drafting}"""
+
+_DRAFTING = """
+## Drafting
+
+A head of {parameters:,} parameters beside the model drafts for it (`--speculative-algorithm NEXTN`). It was trained on
+{tokens:,} tokens of the same language in {minutes:.0f} minutes; the model itself did not change.
+
+    python -m sglang_hybrid.demo.train_head --out DIR --steps {steps} --seed {seed} --publish  # commit {commit}
+
+Shares of drafts of {drafted} tokens whose first, first two, ... tokens are what the model says, at each place of an
+answer; and the tokens of a pass over the model, its own one included. Greedy, held-out names and forms.
+
+| text | answers' places | {heads} | tokens of a pass |
+|---|---{line}|---|
+{rows}
 """
 
 
@@ -77,8 +93,26 @@ def write(folder: Path, content: dict[str, Any]) -> None:
         versions=versions,
         curve=_curve(content["curve"]),
         table=_table(content["evaluations"]),
+        drafting=_drafting(content["drafting"]) if "drafting" in content else "",
     )
     (folder / f"{model}.md").write_text(text)
+
+
+def _drafting(entry: dict[str, Any]) -> str:
+    rows = [
+        f"| {row['text']} | {row['places']:,} | {' | '.join(f'{share:.0%}' for share in row['shares'])} "
+        f"| {row['length']:.2f} |"
+        for row in entry["accepted"]
+    ]
+    drafted = len(entry["accepted"][0]["shares"])
+    return _DRAFTING.format(
+        **{name: entry[name] for name in ("parameters", "tokens", "steps", "seed", "commit")},
+        minutes=entry["seconds"] / 60,
+        drafted=drafted,
+        heads=" | ".join(map(str, range(1, drafted + 1))),
+        line="|---" * drafted,
+        rows="\n".join(rows),
+    )
 
 
 def _command(model: str, number: int, training: dict[str, Any]) -> str:

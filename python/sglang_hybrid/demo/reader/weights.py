@@ -37,6 +37,26 @@ def checked(model: str) -> Path:
     return file
 
 
+def head(model: str) -> Path | None:
+    """The weight file of the head that drafts for the published `model`, None where it has none.
+
+    Raises ConfigError where it is missing, not what the card says, or of other weights of the model.
+    """
+    entry = card(model).get("drafting")
+    if entry is None:
+        return None
+    file = head_path(model)
+    if not file.is_file():
+        raise ConfigError(f"the weights of the head are missing; {_remedy(model)}: {file}")
+    if (digest(file), card(model)["sha256"]) != (entry["sha256"], entry["reader"]):
+        raise ConfigError(f"the head is damaged, or of another training of {model}; {_remedy(model)}: {file}")
+    return file
+
+
+def head_path(model: str) -> Path:
+    return FOLDER / f"{model}-head.safetensors"
+
+
 def _remedy(model: str) -> str:
     return f"install again, or train {model} anew (docs/reader.md)"
 
@@ -93,6 +113,10 @@ def build(folder: Path, model: str, file: Path | None = None) -> None:
     configuration = models.CONFIGURATIONS[model](
         tokens.VOCABULARY, tokens.special_id(tokens.END), tokens.special_id(tokens.PAD)
     )
+    drafts = None if file else head(model)
+    if drafts is not None:  # beside the model's own file, which stays what it is
+        configuration |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+        (folder / "mtp.safetensors").write_bytes(drafts.read_bytes())
     try:
         with safe_open(source, "pt") as content:
             found = {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
