@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import arguments, flags, preflight
-from sglang_hybrid.engine.speculation import checks
+from sglang_hybrid.engine.speculation import checks, drafts
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 NGRAM = ("--speculative-algorithm", "NGRAM")
@@ -86,3 +89,72 @@ def test_the_launcher_asks(tmp_path: Path) -> None:
     namespace = flags.parse_engine(rest)
     with pytest.raises(ConfigError, match="breadth"):
         arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+
+
+def launch(folder: Path, *more: str, config: dict[str, Any] = QWEN3_NEXT) -> list[str]:
+    rest = ["--model-path", str(write(folder / "model", config)), "--device", "cuda", *more]
+    namespace = flags.parse_engine(rest)
+    return arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))[0]
+
+
+def with_head(folder: Path, config: dict[str, Any] = QWEN3_NEXT) -> Path:
+    """A model folder whose weights name a tensor of a head."""
+    model = write(folder / "model", config)
+    header = json.dumps({"mtp.fc.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return model
+
+
+DRAFT = "--speculative-draft-model-path"
+STANDALONE = ("--speculative-algorithm", "STANDALONE")
+
+
+@pytest.mark.parametrize(
+    ("more", "remedy", "value"),
+    [
+        (EAGLE, "hold no head", "/model"),
+        (("--speculative-algorithm", "NEXTN"), "hold no head", "/model"),
+        (STANDALONE, f"give {DRAFT}", "-algorithm STANDALONE"),
+        (("--speculative-algorithm", "EAGLE3"), f"give {DRAFT}", "-algorithm EAGLE3"),
+        ((*EAGLE, "--speculative-eagle-topk", "4"), "add --speculative-num-steps", "-topk 4"),
+        ((*STANDALONE, DRAFT, "/nowhere/at/all"), "no such model folder", "/nowhere/at/all"),
+        ((*STANDALONE, DRAFT, "{folder}"), "no config.json", "{folder}"),
+        ((*STANDALONE, DRAFT, "{folder}/other"), "the same tokenizer", "/other"),
+    ],
+)
+def test_what_drafts_must_be_there(tmp_path: Path, more: tuple[str, ...], remedy: str, value: str) -> None:
+    write(tmp_path / "other", {**LLAMA, "vocab_size": 1000})
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        launch(tmp_path, *(argument.format(folder=tmp_path) for argument in more))
+    assert str(caught.value).endswith(value.format(folder=tmp_path))
+
+
+def test_models_without_a_head_need_a_draft(tmp_path: Path) -> None:
+    falcon = {**QWEN3_NEXT, "architectures": ["FalconH1ForCausalLM"]}
+    namespace = flags.parse_engine(["--model-path", str(with_head(tmp_path)), *EAGLE])
+    model = preflight.inspect_model(namespace)
+    with pytest.raises(ConfigError, match="nothing is there that drafts for FalconH1ForCausalLM"):
+        drafts.check(namespace, replace(model, config=falcon), on_cpu=False)
+
+
+def test_a_head_a_draft_and_steps_alone_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
+    model = with_head(tmp_path)
+    rest = ["--model-path", str(model), "--device", "cuda", *EAGLE, "--speculative-num-steps", "3"]
+    namespace = flags.parse_engine(rest)
+    final, _ = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    assert final[final.index("--speculative-eagle-topk") + 1] == "1", "steps without a width are a chain"
+    launch(tmp_path, *STANDALONE, DRAFT, str(write(tmp_path / "draft", LLAMA)))
+    launch(tmp_path, *STANDALONE, DRAFT, "some-organisation/some-model")
+    launch(tmp_path, *EAGLE, "--load-format", "dummy")
+
+
+def test_what_a_cpu_cannot_draft_with(tmp_path: Path) -> None:
+    model = with_head(tmp_path)
+    namespace = flags.parse_engine(["--model-path", str(model), *EAGLE])
+    with pytest.raises(ConfigError, match="served on a GPU only"):
+        drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
+    namespace = flags.parse_engine(["--model-path", str(model), *STANDALONE, DRAFT, str(model)])
+    with pytest.raises(ConfigError, match="attention alone can draft"):
+        drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
+    drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=False)

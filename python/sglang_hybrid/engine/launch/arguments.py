@@ -14,6 +14,7 @@ from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals
 from sglang_hybrid.engine.segments import refusals as segments
 from sglang_hybrid.engine.speculation import checks as speculation
+from sglang_hybrid.engine.speculation import drafts
 
 _STOCK_ONLY = {
     "enable_int8_mamba_checkpoint": "--enable-int8-mamba-checkpoint",
@@ -48,6 +49,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         extra["radix_cache_backend"] = _backend(namespace)
     for name, value in slots.environment(config).items():
         os.environ.setdefault(name, value)
+    extra |= drafts.defaults(namespace)
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
@@ -67,6 +69,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     _check_mixed_chunk(parsed, model)
     _check_stages(parsed, model)
     speculation.check(parsed, model.spec)
+    drafts.check(parsed, model, on_cpu)
     refusals.check(parsed, rest, config, model, on_cpu)
     segments.check(parsed, config, model.spec)
     checks.check(parsed, model, on_cpu)

@@ -12,6 +12,7 @@ from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.engine.speculation.checks import draft_tokens
 
 _MOST_TOKENS = 1 << 18
 """Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
@@ -62,7 +63,8 @@ def flags(
     if namespace.enable_lora or namespace.lora_paths:
         chosen["lora_backend"] = "torch_native"  # the only one without Triton
     algorithm = namespace.speculative_algorithm
-    if algorithm not in (None, "NGRAM") and namespace.speculative_num_steps is None:
+    said = (namespace.speculative_num_steps, namespace.speculative_eagle_topk, namespace.speculative_num_draft_tokens)
+    if algorithm not in (None, "NGRAM") and said == (None, None, None):
         chosen |= _CHAIN
     if spec is None:
         return chosen
@@ -75,8 +77,9 @@ def flags(
         return chosen  # sizes follow from the budget where the pools are built
     taken_bytes = 0
     if algorithm is not None:
-        nodes = namespace.speculative_num_draft_tokens or chosen.get("speculative_num_draft_tokens", 12)
-        taken_bytes = nodes * ((namespace.max_running_requests or _MOST_REQUESTS) + 1) * spec.checkpoint_bytes
+        taken_bytes = (
+            draft_tokens(namespace) * ((namespace.max_running_requests or _MOST_REQUESTS) + 1) * spec.checkpoint_bytes
+        )
     tokens, states = sizes(config.cpu_memory_bytes, spec, overlap, taken_bytes)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens

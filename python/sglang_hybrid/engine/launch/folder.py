@@ -54,12 +54,31 @@ def check_weights(folder: Path) -> None:
         raise ConfigError(f"the model folder holds no weights; complete it or pass --load-format dummy: {folder}")
     index = folder / _INDEX
     if index.is_file():
-        named = _read_json(index.read_bytes(), index).get("weight_map")
+        named = read_json(index).get("weight_map")
         missing = sorted({str(n) for n in (named or {}).values() if not (folder / str(n)).is_file()})
         if missing:
             raise ConfigError(f"files of the model that {_INDEX} names are missing; fetch them: {', '.join(missing)}")
     for file in sorted(folder.glob("*.safetensors")):
         _check_safetensors(file)
+
+
+def tensor_names(folder: Path) -> set[str] | None:
+    """Names of the tensors that SGLang loads from `folder`, whose files are whole; None if none is safetensors."""
+    index = folder / _INDEX
+    if index.is_file():
+        return set(read_json(index).get("weight_map") or {})
+    names: set[str] = set()
+    found = sorted(folder.glob("*.safetensors"))
+    for file in found:
+        with file.open("rb") as source:
+            length = int.from_bytes(source.read(8), "little")
+            names.update(_parsed(source.read(length), file))
+    return names - {"__metadata__"} if found else None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model; raises ConfigError if it is damaged."""
+    return _parsed(file.read_bytes(), file)
 
 
 def _check_safetensors(file: Path) -> None:
@@ -72,7 +91,7 @@ def _check_safetensors(file: Path) -> None:
         length = int.from_bytes(start, "little")
         if size < 8 or length > _LONGEST_HEADER:
             raise ConfigError(f"a weight file is not safetensors; fetch it again: {file} ({size:,} bytes)")
-        header = _read_json(source.read(length), file) if size >= 8 + length else {}
+        header = _parsed(source.read(length), file) if size >= 8 + length else {}
     try:
         tensors = (entry for name, entry in header.items() if name != "__metadata__")
         promised = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
@@ -85,7 +104,7 @@ def _check_safetensors(file: Path) -> None:
         )
 
 
-def _read_json(text: bytes, file: Path) -> dict[str, Any]:
+def _parsed(text: bytes, file: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except ValueError as error:

@@ -8,4 +8,6 @@
 | files a state that is longer than its key                  | nothing is filed                           | guards.py |
 | lets requests that ended write to slots the cache may own  | they have none (0.5.23 does, too)          | guards.py |
 | ends an answer at any of several ends in a run             | it ends at the first                       | stops.py  |
+
+`drafts.py` looks at what drafts: flags, files, and whether a CPU can run it.
 """

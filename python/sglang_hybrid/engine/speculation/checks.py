@@ -25,7 +25,7 @@ def check(namespace: Any, spec: ModelSpec | None) -> None:
     _check_breadth(namespace, algorithm)
     _check_replay(namespace, algorithm)
     _check_sessions(namespace)
-    _check_interval(namespace, algorithm)
+    _check_interval(namespace)
 
 
 def _check_breadth(namespace: Any, algorithm: str) -> None:
@@ -64,11 +64,11 @@ def _check_sessions(namespace: Any) -> None:
         )
 
 
-def _check_interval(namespace: Any, algorithm: str) -> None:
+def _check_interval(namespace: Any) -> None:
     """Two steps in a row write to one slot where the scheduler prepares a step before it knows the last one."""
     overlaps = not namespace.disable_overlap_schedule and namespace.pp_size == 1
     tracked = _strategy(namespace) != "no_buffer" and not namespace.disable_radix_cache
-    drafts, interval = _draft_tokens(namespace, algorithm), namespace.mamba_track_interval
+    drafts, interval = draft_tokens(namespace), namespace.mamba_track_interval
     if overlaps and tracked and interval < 2 * drafts:
         raise ConfigError(
             f"two drafts of {drafts} tokens in a row must not reach two checkpoints; use at least {2 * drafts}, or add "
@@ -84,8 +84,9 @@ def _strategy(namespace: Any) -> str:
     return "no_buffer" if namespace.disable_overlap_schedule and not paged else "extra_buffer"
 
 
-def _draft_tokens(namespace: Any, algorithm: str) -> int:
+def draft_tokens(namespace: Any) -> int:
     """Tokens of a verification at most, as SGLang will have them."""
+    algorithm = namespace.speculative_algorithm.upper()
     given = namespace.speculative_num_draft_tokens
     if algorithm == "DFLASH":
         given = given or getattr(namespace, "speculative_dflash_block_size", None)

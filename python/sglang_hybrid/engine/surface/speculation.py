@@ -46,7 +46,7 @@ CPU_SPECULATION: tuple[Hook, ...] = (
     ),
     Hook(
         "srt.managers.overlap_utils:FutureMap._resolve_spec_extras",
-        "AROUND",
+        "BEFORE",
         _OURS + "overlap:without_streams",
         SCHEDULER,
         "cpu",

@@ -7,17 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-
-
-class _Unstreamed(Tensor):
-    """A tensor of which nobody notes which stream uses it: on a CPU there are none, and PyTorch refuses to."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    def record_stream(self, stream: Any) -> None:
-        pass
 
 
 def stay_as_asked(server_args: Any) -> None:
@@ -27,17 +17,16 @@ def stay_as_asked(server_args: Any) -> None:
     """
 
 
-def without_streams(original: Any, futures: Any, batch: Any) -> Any:
-    """AROUND hook of FutureMap._resolve_spec_extras, which asks a CPU tensor for its stream up to 0.5.22."""
-    drafts = batch.spec_info
-    indices = getattr(drafts, "future_indices", None)
-    if indices is None:
-        return original(futures, batch)
-    drafts.future_indices = indices.as_subclass(_Unstreamed)
-    try:
-        return original(futures, batch)
-    finally:
-        drafts.future_indices = indices
+def without_streams(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of FutureMap._resolve_spec_extras, which asks a CPU tensor for its stream up to 0.5.22."""
+    indices = getattr((kwargs.get("batch") or args[1]).spec_info, "future_indices", None)
+    if indices is not None:
+        indices.record_stream = _unnoted
+    return args, kwargs
+
+
+def _unnoted(stream: Any) -> None:
+    """There is but one."""
 
 
 def gather_spec_extras(
