@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.quality.questions import turns
+from sglang_hybrid.demo.reader import evaluation
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import CHUNK, OVERLAP, prompts, words
 from tests.engine.support import Client, Prompt, Reference
@@ -112,6 +114,23 @@ def test_every_way_of_drafting(way: str, start: Callable[..., Client], reference
     batch = prompts(42, 12)
     for prompt, (output, _) in zip(batch, client.generate_all(batch, tokens=66), strict=True):
         reference.assert_greedy(prompt, output, "many at once,")
+
+
+@pytest.mark.slow
+def test_the_readers_head_drafts_what_the_reader_says(
+    start: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    client, reference, rng = start("reader-gdn", *HEAD, *OVERLAP), references("reader-gdn"), random.Random(35)
+    hits = said = verified = 0
+    for _ in range(4):
+        for turn in turns(evaluation.held_out(rng, 700, 8)):
+            answer = ask(client, turn.prompt, len(turn.answer))
+            reference.assert_greedy(turn.prompt, answer["output_ids"], turn.kind)
+            known = answer["meta_info"]
+            hits, said = hits + (known["cached_tokens"] > 0), said + known["completion_tokens"]
+            verified += known["spec_verify_ct"]
+    assert hits >= 4 * 6
+    assert said / verified > 2
 
 
 @pytest.mark.slow
