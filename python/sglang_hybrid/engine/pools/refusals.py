@@ -33,7 +33,7 @@ _FLAGS = {
     "enable_dp_attention": "it was not tried with data parallel attention",
     "enable_session_radix_cache": "sessions order evictions by themselves",
     "enable_streaming_session": "sessions hold memory it cannot see",
-    "speculative_algorithm": "draft models have pools of their own",
+    "speculative_algorithm": "candidates and draft models have pools of their own",
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
 }
 
