@@ -59,6 +59,12 @@ SERVERS = {
     "ours, counted": Kind(asks=("synchronisations",)),
     "ours, reader": Kind(asks=("reading", "equality"), preset="reader-gdn"),
     "ours, Mamba-2 reader": Kind(asks=("reading", "equality"), preset="reader-mamba2"),
+    "ours, reader drafts": Kind(
+        flags=("--speculative-algorithm", "NEXTN"), asks=("reading", "equality", "decode"), preset="reader-gdn"
+    ),
+    "ours, n-grams": Kind(
+        flags=("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"), asks=("equality", "decode")
+    ),
 }
 ELASTIC = {
     "static": Kind(asks=("load", "decode")),
@@ -218,7 +224,7 @@ def main() -> int:
     return int(any("error" in found for found in result["servers"].values()))
 
 
-REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader")
+REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader", "ours, reader drafts")
 
 
 def begun_now(begin: Callable[[], Server]) -> Callable[[], Server]:
