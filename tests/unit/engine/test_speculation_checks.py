@@ -11,7 +11,7 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import arguments, flags, preflight
+from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight
 from sglang_hybrid.engine.speculation import checks, drafts
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -158,3 +158,25 @@ def test_what_a_cpu_cannot_draft_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="attention alone can draft"):
         drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
     drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=False)
+
+
+def test_a_cpus_budget_counts_candidates_and_drafts(tmp_path: Path) -> None:
+    """States of candidates of 16 requests and the pool's padding, and KV of what drafts."""
+    config = HybridConfig(cpu_memory_gb=0.02)
+    write(tmp_path / "draft", {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
+
+    def sized(*more: str) -> tuple[int, int]:
+        namespace = flags.parse_engine(["--model-path", str(tmp_path / "model"), *more])
+        chosen = cpu_profile.flags(namespace, config, spec, "float32", "Qwen3NextForCausalLM")
+        return chosen["max_total_tokens"], chosen["max_mamba_cache_size"]
+
+    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(with_head(tmp_path))])).spec
+    assert spec is not None
+    costs = spec.with_dtypes(kv_dtype="float32", conv_dtype="float32")
+    plain_tokens, plain_states = sized()
+    tokens, states = sized(*STANDALONE, DRAFT, str(tmp_path / "draft"))
+    drafted_bytes = 4 * 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * LLAMA["head_dim"]
+    used = tokens * (costs.kv_bytes_per_token + drafted_bytes) + (states + 17 * 4) * costs.checkpoint_bytes
+    assert 0.99 * config.cpu_memory_bytes < used <= config.cpu_memory_bytes
+    assert tokens < plain_tokens
+    assert states < plain_states

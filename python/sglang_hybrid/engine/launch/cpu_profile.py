@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,6 +13,7 @@ from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.engine.speculation import drafts
 from sglang_hybrid.engine.speculation.checks import draft_tokens
 
 _MOST_TOKENS = 1 << 18
@@ -77,9 +79,10 @@ def flags(
         return chosen  # sizes follow from the budget where the pools are built
     taken_bytes = 0
     if algorithm is not None:
-        taken_bytes = (
-            draft_tokens(namespace) * ((namespace.max_running_requests or _MOST_REQUESTS) + 1) * spec.checkpoint_bytes
-        )
+        rows = (namespace.max_running_requests or _MOST_REQUESTS) + 1
+        taken_bytes = draft_tokens(namespace) * rows * spec.checkpoint_bytes
+        drafted_bytes = drafts.kv_bytes_per_token(namespace, spec, dtype)
+        spec = replace(spec, kv_bytes_per_token=spec.kv_bytes_per_token + drafted_bytes)
     tokens, states = sizes(config.cpu_memory_bytes, spec, overlap, taken_bytes)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens

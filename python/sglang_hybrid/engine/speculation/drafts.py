@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import from_config
+from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.engine.launch.preflight import Model
 
@@ -41,6 +41,19 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         _check_head(namespace, model, on_cpu)
     else:
         _check_draft(namespace, model, on_cpu)
+
+
+def kv_bytes_per_token(namespace: Any, spec: ModelSpec, dtype: str) -> int:
+    """KV that what drafts keeps beside a token of the target `spec`, in `dtype`; 0 where it is not known."""
+    if not _has_drafts(namespace):
+        return 0
+    path = namespace.speculative_draft_model_path
+    if path is None:
+        return spec.head_kv_bytes_per_token
+    try:
+        return from_config(Path(path).expanduser(), kv_dtype=dtype).kv_bytes_per_token
+    except ConfigError:
+        return 0
 
 
 def _has_drafts(namespace: Any) -> bool:
