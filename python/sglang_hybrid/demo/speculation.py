@@ -33,10 +33,12 @@ def target(common: dict[str, Any]) -> Any:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modelling
 
-    # Beside flash-linear-attention and causal-conv1d the text would be written with kernels that need a GPU.
-    for name in ("FusedRMSNormGated", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
-        setattr(modelling, name, None)
-    modelling.causal_conv1d_fn = modelling.causal_conv1d_update = None
+    # Beside flash-linear-attention and causal-conv1d the text would be written with kernels that need a GPU, where
+    # older transformers take them as soon as they are installed.
+    if hasattr(modelling, "is_fast_path_available"):
+        for name in ("FusedRMSNormGated", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+            setattr(modelling, name, None)
+        modelling.causal_conv1d_fn = modelling.causal_conv1d_update = None
     return Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
             **common,

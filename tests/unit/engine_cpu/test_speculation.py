@@ -181,6 +181,8 @@ def test_what_is_accepted_is_committed_and_a_checkpoint_is_kept(windows):
         assert torch.equal(pool, wanted)
     candidates.commit(caches, torch.tensor([0]), torch.tensor([2]), None, None)
     assert torch.equal(temporal[:, 0], left[:, 0, 2])
+    candidates.commit(caches, torch.tensor([0, 1]), torch.tensor([2, 1]), None, None, torch.tensor([2, -1]))
+    assert torch.equal(temporal[:, 0], left[:, 2, 2]), "SGLang says in which row a request's candidates are"
 
 
 @given(forest=forests(), grouped=st.booleans(), chain=st.booleans())

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import torch
 
 from sglang_hybrid.engine import cpu
 from sglang_hybrid.engine.cpu.speculation import trees
+
+
+def kernels() -> Any:
+    """The module with the launchers of SGLang's tree kernels, which 0.5.22 moved."""
+    from sglang.kernels.ops.speculative import spec_tree
+    from sglang.srt.speculative import eagle_utils
+
+    return spec_tree if hasattr(spec_tree, "verify_tree_greedy_triton") else eagle_utils
 
 
 def drafted(rng: torch.Generator, requests: int, topk: int, steps: int, nodes: int) -> tuple[torch.Tensor, ...]:
@@ -35,8 +44,6 @@ def empty_links(requests: int, nodes: int) -> list[torch.Tensor]:
 
 
 def check_draft(case: int) -> None:
-    from sglang.srt.speculative import eagle_utils
-
     random.seed(case)
     rng = torch.Generator().manual_seed(case)
     requests, topk, steps = random.randint(1, 3), random.randint(1, 4), random.randint(1, 4)
@@ -44,11 +51,11 @@ def check_draft(case: int) -> None:
     parents, chosen, guesses = drafted(rng, requests, topk, steps, nodes)
     lengths = torch.randint(1, 50, (requests,), generator=rng)
     results = []
-    for build in (eagle_utils.sgl_build_tree_kernel_triton, trees.build_tree_kernel_efficient):
+    for build in (kernels().sgl_build_tree_kernel_triton, trees.build_tree_kernel_efficient):
         links = empty_links(requests, nodes)
         mask = torch.ones(requests * nodes * nodes, dtype=torch.bool)
         positions = torch.zeros(requests * nodes, dtype=torch.int64)
-        build(parents, chosen, lengths, mask, positions, *links, topk, steps, nodes, eagle_utils.TreeMaskMode(1))
+        build(parents, chosen, lengths, mask, positions, *links, topk, steps, nodes, kernels().TreeMaskMode(1))
         results.append((mask, positions, *links))
     compare(f"draft {case}: topk {topk}, {steps} steps, {nodes} nodes", *results)
     _, _, *links = results[0]
@@ -57,13 +64,11 @@ def check_draft(case: int) -> None:
 
 
 def check_walk(rng: torch.Generator, links: list[torch.Tensor], tokens: torch.Tensor) -> None:
-    from sglang.srt.speculative import eagle_utils
-
     requests, nodes = tokens.shape
     said = torch.randint(0, 3, (requests, nodes), generator=rng)  # few tokens: paths of some length
     tokens = tokens % 3
     depth, results = nodes, []
-    for walk in (eagle_utils.verify_tree_greedy_triton, trees.verify_tree_greedy):
+    for walk in (kernels().verify_tree_greedy_triton, trees.verify_tree_greedy):
         predicts = torch.zeros(requests * nodes, dtype=torch.int32)
         accepted = torch.full((requests, depth), -1, dtype=torch.int32)
         right = torch.zeros(requests, dtype=torch.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
-from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, SPECULATION
+from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, DRAWING, SPECULATION
 
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
@@ -267,6 +267,7 @@ HOST_POOLS = "srt.mem_cache.pool_host."
 _BUILDER = "srt.mem_cache.kv_cache_configurator:"
 
 REPLACED: tuple[Replaced, ...] = (
+    *DRAWING,
     # The Mamba-2 mixer calls them but imports them on other platforms only; there is nothing to hook until they exist.
     Replaced(_MIXER + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu", absent=True),
     Replaced(_MIXER + "causal_conv1d_fn_triton", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu", absent=True),

@@ -81,21 +81,30 @@ def windows(
     return torch.stack(outputs, 1).mT  # laid out as SGLang hands x over, and reads the result
 
 
-def commit(caches: Any, slots: Tensor, steps: Tensor, track_slots: Tensor | None, track_steps: Tensor | None) -> None:
+def commit(
+    caches: Any,
+    slots: Tensor,
+    steps: Tensor,
+    track_slots: Tensor | None,
+    track_steps: Tensor | None,
+    src_indices_raw: Tensor | None = None,
+) -> None:
     """REPLACE hook of scatter_mamba_states_after_mtp_verify.
 
     What node steps[request] left goes to slots[request] of the pools [layers, slots, ...], and, where a checkpoint is
-    due, what node track_steps[request] left to track_slots[request]. A negative step or slot is none.
+    due, what node track_steps[request] left to track_slots[request]. A negative step or slot is none. A request's
+    candidates are in row src_indices_raw[request], which 0.5.23 says; before it is the request's place in the batch.
     """
-    pools = list(zip(caches.conv, caches.intermediate_conv_window, strict=True))
+    pools = [pair for pair in zip(caches.conv, caches.intermediate_conv_window, strict=True) if pair[0].numel()]
     if caches.temporal.numel():
         pools.append((caches.temporal, caches.intermediate_ssm))
+    rows = list(range(len(slots))) if src_indices_raw is None else src_indices_raw.tolist()
     for destinations, nodes in ((slots, steps), (track_slots, track_steps)):
         if destinations is None or nodes is None:
             continue
-        pairs = enumerate(zip(destinations.tolist(), nodes.tolist(), strict=True))
-        moves = [(request, slot, node) for request, (slot, node) in pairs if slot >= 0 and node >= 0]
+        triples = zip(rows, destinations.tolist(), nodes.tolist(), strict=False)
+        moves = [triple for triple in triples if min(triple) >= 0]
         if moves:
-            request, slot, node = map(list, zip(*moves, strict=True))
+            row, slot, node = map(list, zip(*moves, strict=True))
             for pool, left in pools:
-                pool[:, slot] = left[:, request, node].to(pool.dtype)
+                pool[:, slot] = left[:, row, node].to(pool.dtype)
