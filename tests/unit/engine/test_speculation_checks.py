@@ -11,6 +11,7 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight
 from sglang_hybrid.engine.speculation import checks, drafts
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
@@ -158,6 +159,16 @@ def test_what_a_cpu_cannot_draft_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="attention alone can draft"):
         drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
     drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=False)
+
+
+def test_a_cpu_needs_a_version_it_was_run_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace = flags.parse_engine(["--model-path", str(write(tmp_path / "model", QWEN3_NEXT)), *NGRAM])
+    model = preflight.inspect_model(namespace)
+    drafts.check(namespace, model, on_cpu=True)
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
+    drafts.check(namespace, model, on_cpu=False)
+    with pytest.raises(ConfigError, match=r"SGLang 0\.5\.21 and .* only; .*: 0\.5\.17$"):
+        drafts.check(namespace, model, on_cpu=True)
 
 
 def test_a_cpus_budget_counts_candidates_and_drafts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.engine.launch.preflight import Model
 
@@ -28,6 +29,11 @@ def defaults(namespace: Any) -> dict[str, Any]:
 
 def check(namespace: Any, model: Model, on_cpu: bool) -> None:
     """Raise ConfigError if what drafts in the final settings `namespace` is not there or cannot be served."""
+    if on_cpu and namespace.speculative_algorithm is not None and not compat.complete():
+        raise ConfigError(
+            f"on a CPU speculation was run with SGLang {' and '.join(compat.COMPLETE)} only; install one of them or "
+            f"drop --speculative-algorithm: {compat.engine_version()}"
+        )
     if not _has_drafts(namespace):
         return
     given = {
