@@ -10,6 +10,7 @@
 | pages of several tokens                  | pages.py                                   | register_hooks()             |
 | checkpoints of the extra_buffer strategy | checkpoint.py, pinning.py, extra_buffer.py | register_hooks()             |
 | copies between HiCache's two tiers       | ../hicache/copies.py                       | register_hooks()             |
+| verification of drafts, draft models     | speculation/                               | both                         |
 """
 
 from __future__ import annotations
