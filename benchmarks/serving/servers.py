@@ -46,7 +46,10 @@ class Client:
         self.server = server
 
     def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Stream one greedy completion; returns seconds to the first token, seconds in all, tokens, cached tokens."""
+        """Stream one greedy completion; returns seconds to the first token, seconds in all, tokens, cached tokens.
+
+        `verified`: passes that verified drafts, None where nothing drafts.
+        """
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         headers = {"Content-Type": "application/json"}
@@ -58,8 +61,14 @@ class Client:
                     first = time.perf_counter() - start if first is None else first
                     last = json.loads(line[6:])
         total = time.perf_counter() - start
-        cached = last["meta_info"]["cached_tokens"]
-        return {"ttft_s": first, "total_s": total, "output_ids": last["output_ids"], "cached_tokens": cached}
+        known = last["meta_info"]
+        return {
+            "ttft_s": first,
+            "total_s": total,
+            "output_ids": last["output_ids"],
+            "cached_tokens": known["cached_tokens"],
+            "verified": known.get("spec_verify_ct"),
+        }
 
     def flush(self) -> None:
         flush(self.server.url)
