@@ -50,7 +50,8 @@ def converse(client: Client, questions: list[Question]) -> dict[str, Any]:
         "cached_tokens": sum(answer["cached_tokens"] for answer in answers),
         "answer_tokens": said,
         "verifications": verified,
-        "tokens_per_verification": said / verified if verified else None,
+        # The first token of an answer comes with the prompt.
+        "tokens_per_verification": (said - len(answers)) / verified if verified else None,
         "answers": [answer["output_ids"] for answer in answers],
     }
 
