@@ -20,6 +20,12 @@ NGRAM = ("--speculative-algorithm", "NGRAM")
 EAGLE = ("--speculative-algorithm", "EAGLE")
 
 
+@pytest.fixture(autouse=True)
+def primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions are refused on a CPU before anything else is asked."""
+    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)
+
+
 def check(folder: Path, *more: str, config: object = QWEN3_NEXT) -> None:
     namespace = flags.parse_engine(["--model-path", str(write(folder / "model", config)), "--device", "cuda", *more])
     checks.check(namespace, preflight.inspect_model(namespace).spec)
