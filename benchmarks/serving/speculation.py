@@ -23,6 +23,7 @@ from sglang_hybrid.demo.reader import weights
 from sglang_hybrid.demo.server import Server
 
 MODEL, TOKENS, QUESTIONS = "reader-gdn", 512, 4
+BASELINE = "stock, no drafts"
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DRAFTS: dict[str, tuple[str, ...]] = {
     "no drafts": (),
@@ -72,13 +73,12 @@ def main() -> None:
                     client = Client(server)
                     arms[name] = {"scenarios": list(scenarios(client)), "conversations": converse(client, questions)}
                 print(name, [row["cached_tokens"] for row in arms[name]["scenarios"]], flush=True)
-    first = next(iter(arms.values()))
     said = {name: answers(arm) for name, arm in arms.items()}
     for name, arm in arms.items():
-        pairs = list(zip(said[name], said[next(iter(arms))], strict=True))
+        pairs = list(zip(said[name], said[BASELINE], strict=True))
         arm["answers_equal"], arm["answers"] = sum(one == other for one, other in pairs), len(pairs)
     accepted = weights.card(MODEL)["drafting"]["accepted"]
-    ceiling = {"seen": [row["seen"] for row in first["scenarios"]], "head": accepted}
+    ceiling = {"seen": [row["seen"] for row in arms[BASELINE]["scenarios"]], "head": accepted}
     result = {**head, "model": MODEL, "tokens": TOKENS, "ceiling": ceiling, "arms": arms}
     print(provenance.write("serving", "speculation", result))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.demo.tokenizer import printable_token_ids
+from sglang_hybrid.demo.vision import QWEN3_5
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,17 +43,8 @@ def target(common: dict[str, Any]) -> Any:
     return Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
             **common,
-            num_hidden_layers=4,
-            layer_types=["linear_attention"] * 3 + ["full_attention"],
-            full_attention_interval=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            **QWEN3_5,
             head_dim=32,
-            linear_key_head_dim=32,
-            linear_value_head_dim=32,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_conv_kernel_dim=4,
             partial_rotary_factor=0.25,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
             attn_output_gate=True,

@@ -28,23 +28,29 @@ def token(name: str) -> int:
     return len(SPECIAL_TOKENS) + _BYTES + TOKENS.index(name)
 
 
+QWEN3_5: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "full_attention_interval": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+"""What demo models of Qwen3.5 with random weights share: three layers of the gated delta rule, and an attention."""
+
+
 def model(common: dict[str, Any]) -> Any:
     """Two layers of encoder, three of the gated delta rule and one of attention, with positions in three axes."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     text = {
         **common,
-        "num_hidden_layers": 4,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "full_attention_interval": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        **QWEN3_5,
         "head_dim": 64,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_conv_kernel_dim": 4,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10_000.0,

@@ -54,7 +54,7 @@ def check_weights(folder: Path) -> None:
         raise ConfigError(f"the model folder holds no weights; complete it or pass --load-format dummy: {folder}")
     index = folder / _INDEX
     if index.is_file():
-        named = read_json(index).get("weight_map")
+        named = _parsed(index.read_bytes(), index).get("weight_map")
         missing = sorted({str(n) for n in (named or {}).values() if not (folder / str(n)).is_file()})
         if missing:
             raise ConfigError(f"files of the model that {_INDEX} names are missing; fetch them: {', '.join(missing)}")
@@ -66,7 +66,7 @@ def tensor_names(folder: Path) -> set[str] | None:
     """Names of the tensors that SGLang loads from `folder`, whose files are whole; None if none is safetensors."""
     index = folder / _INDEX
     if index.is_file():
-        return set(read_json(index).get("weight_map") or {})
+        return set(_parsed(index.read_bytes(), index).get("weight_map") or {})
     names: set[str] = set()
     found = sorted(folder.glob("*.safetensors"))
     for file in found:
@@ -74,11 +74,6 @@ def tensor_names(folder: Path) -> set[str] | None:
             length = int.from_bytes(source.read(8), "little")
             names.update(_parsed(source.read(length), file))
     return names - {"__metadata__"} if found else None
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model; raises ConfigError if it is damaged."""
-    return _parsed(file.read_bytes(), file)
 
 
 def _check_safetensors(file: Path) -> None:

@@ -51,7 +51,7 @@ def inspect_model(namespace: Any) -> Model:
         raise ConfigError(f"no such model folder; give a folder with config.json or a hub name ORG/MODEL: {path}")
     if not folder.is_dir():
         return Model(path)  # a single file, for example GGUF: SGLang's loader knows
-    config = _read_config(folder)
+    config = read_config(folder)
     if namespace.load_format != "dummy":
         files.check_weights(folder)
     _check_architecture(config)
@@ -66,7 +66,8 @@ def inspect_model(namespace: Any) -> Model:
     return Model(path, config, spec, note)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder; raises ConfigError if it is not there, damaged or names no architecture."""
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(f"the model folder has no config.json: {folder}")

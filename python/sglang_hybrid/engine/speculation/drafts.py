@@ -9,7 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.preflight import Model, read_config
 
 _HEADS = ("Qwen3Next", "Qwen3_5", "NemotronH")
 """Architectures whose published weights may hold a head that predicts several tokens, in tensors `mtp.*`."""
@@ -93,9 +93,7 @@ def _check_draft(namespace: Any, model: Model, on_cpu: bool) -> None:
         if path.startswith((".", "/", "~")):
             raise ConfigError(f"no such model folder: {_DRAFTING} {path}")
         return  # a name of the hub
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"the folder of the model that drafts has no config.json: {_DRAFTING} {path}")
-    config = files.read_json(folder / "config.json")
+    config = read_config(folder)
     sizes = [_vocabulary(config), _vocabulary(model.config or {})]
     if namespace.speculative_algorithm.upper() == "STANDALONE" and None not in sizes and sizes[0] != sizes[1]:
         raise ConfigError(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_hybrid.engine.cpu.speculation.trees import accept
+
 
 def takes_greatest(*, is_all_greedy: bool, **_: Any) -> bool:
     """Whether a batch is verified by greatest logits: stands for SGLang's answer, which is always yes on a CPU."""
@@ -60,8 +62,7 @@ def tree_speculative_sampling_target_only(
         left = target_probs[row, node].clone()
         left[refused] = 0.0
         predicts[index[node]] = _drawn(left, float(uniform_samples_for_final_sampling[row]), target_probs[row, node])
-        accept_index[row, : len(accepted)] = torch.tensor(accepted, dtype=accept_index.dtype)
-        accept_token_num[row] = len(accepted) - 1
+        accept(row, accepted, accept_index, accept_token_num)
 
 
 def _drawn(weights: Tensor, coin: float, otherwise: Tensor) -> int:

@@ -102,22 +102,26 @@ def verify_tree_greedy(
     accepted nodes to accept_index [requests, depth], the tokens behind them to predicts [requests * nodes], and how
     many guesses were right to accept_token_num [requests].
     """
-    depth = accept_index.shape[1]
     tables = (candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict)
     for row, (tokens, index, child, sibling, following) in enumerate(zip(*(t.tolist() for t in tables), strict=True)):
-        node, accepted = 0, [index[0]]
-        predicts[index[0]] = following[0]
-        while len(accepted) < depth:
-            guess = child[node]
-            while guess != -1 and tokens[guess] != following[node]:
+        path = [0]
+        while len(path) < accept_index.shape[1]:
+            guess = child[path[-1]]
+            while guess != -1 and tokens[guess] != following[path[-1]]:
                 guess = sibling[guess]
             if guess == -1:
                 break
-            node = guess
-            accepted.append(index[node])
-            predicts[index[node]] = following[node]
-        accept_index[row, : len(accepted)] = torch.tensor(accepted, dtype=accept_index.dtype)
-        accept_token_num[row] = len(accepted) - 1
+            path.append(guess)
+        predicts[[index[node] for node in path]] = torch.tensor(
+            [following[node] for node in path], dtype=predicts.dtype
+        )
+        accept(row, [index[node] for node in path], accept_index, accept_token_num)
+
+
+def accept(row: int, path: list[int], accept_index: Tensor, accept_token_num: Tensor) -> None:
+    """Write the accepted nodes of request `row`, node 0 among them, and how many of them were guesses."""
+    accept_index[row, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
+    accept_token_num[row] = len(path) - 1
 
 
 def _link(parents: list[list[int]], next_token: Tensor, next_sibling: Tensor) -> None:
