@@ -26,7 +26,8 @@ pytestmark = pytest.mark.engine
 
 KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
 LIMITS = ("--hybrid-max-body-mb", "0.5", "--hybrid-max-sequences", "64")
-FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", *LIMITS)
+PROXY = ("--fastapi-root-path", "/behind/a/proxy")
+FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", *LIMITS, *PROXY)
 FEW = {"max_new_tokens": 3}
 PROMPT = list(range(3, 103))
 
@@ -147,6 +148,7 @@ def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
 
 
 def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:
+    assert Client(server).answer("/health", method="GET")[0] == 200, "a probe has no key"
     assert Client(server).answer("/generate", {"input_ids": [5]})[0] == 401
     assert Client(server, "clé").answer("/generate", {"input_ids": [5]})[0] == 401
     named = {"prompt": "", "request": {"endpoint": "/generate", "body": {"text": "hi"}, "page_tokens": 1}}

@@ -16,8 +16,7 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import arguments, early, replicas, status
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch import early, replicas, status
 
 
 def sizes(replicas: int = 1, stages: int = 1, enable_dp_attention: bool = False) -> SimpleNamespace:
@@ -34,30 +33,6 @@ def test_every_replica_takes_its_budget(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gb: 3 for each of --dp-size 4"):
         early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4), limit)
     early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4, enable_dp_attention=True), limit)
-
-
-@pytest.mark.parametrize(
-    ("name", "tied", "why"),
-    [
-        (
-            "Qwen3NextForCausalLM",
-            False,
-            "cuts no Qwen3NextForCausalLM into pipeline stages; use --tp-size: --pp-size 2",
-        ),
-        ("FalconH1ForCausalLM", True, "cuts no"),
-        ("Qwen3_5ForCausalLM", True, "every answer is wrong"),
-        ("Qwen3_5ForCausalLM", False, ""),
-        ("NemotronHForCausalLM", True, ""),
-    ],
-)
-def test_models_that_sglang_cannot_cut_are_refused(name: str, tied: bool, why: str) -> None:
-    model = Model("m", {"architectures": [name], "tie_word_embeddings": tied})
-    arguments._check_stages(sizes(stages=1), model)
-    if not why:
-        arguments._check_stages(sizes(stages=2), model)
-        return
-    with pytest.raises(ConfigError, match=why):
-        arguments._check_stages(sizes(stages=2), model)
 
 
 CONTROLLER = """

@@ -9,9 +9,9 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
-from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, slots
+from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, refusals, slots
 from sglang_hybrid.engine.launch.preflight import Model
-from sglang_hybrid.engine.pools import refusals
+from sglang_hybrid.engine.pools import refusals as elastic
 from sglang_hybrid.engine.segments import refusals as segments
 from sglang_hybrid.engine.speculation import checks as speculation
 from sglang_hybrid.engine.speculation import drafts
@@ -26,19 +26,12 @@ _STOCK_ONLY = {
 """SGLang serves these only with its own radix cache."""
 
 
-_WHOLE = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
-"""Models without pipeline stages, which end the start on an assertion (0.5.17 to 0.5.23)."""
-
-_TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
-
-
 def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model) -> tuple[list[str], Any]:
     """Return the final arguments and their parsed form; raises ConfigError for contradictions.
 
     `rest` is what the user gave SGLang; a flag in it always wins over a default of ours. Sets the environment
     variables that a data type and the cache imply.
     """
-    _check_lazy(namespace)
     extra: dict[str, Any] = {"enable_cache_report": True}
     if namespace.nccl_port is None and namespace.dp_size == namespace.nnodes == 1:
         # SGLang takes one that the kernel hands out, and binds it many seconds later: a connection can have it by then.
@@ -66,11 +59,10 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         # extra_buffer strategy then dies on the first prompt (0.5.21).
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
-    _check_mixed_chunk(parsed, model)
-    _check_stages(parsed, model)
+    refusals.check(parsed, namespace, config, model, on_cpu)
     speculation.check(parsed, model.spec)
     drafts.check(parsed, model, on_cpu)
-    refusals.check(parsed, rest, config, model, on_cpu)
+    elastic.check(parsed, rest, config, model, on_cpu)
     segments.check(parsed, config, model.spec)
     checks.check(parsed, model, on_cpu)
     return final, parsed
@@ -107,52 +99,6 @@ def _check_sized(namespace: Any, config: HybridConfig, model: Model) -> None:
             f"the costs of this model are not known before it is loaded{why}, so --hybrid-cpu-memory-gb cannot size "
             f"its pools; {'' if model.config else 'download it and give its folder, or '}"
             f"give {' and '.join(flag for flag, size in sizes.items() if size is None)}: {what}"
-        )
-
-
-def _check_lazy(namespace: Any) -> None:
-    """Raise ConfigError where SGLang's scheduler would end on an assertion."""
-    if namespace.mamba_radix_cache_strategy != "extra_buffer_lazy" or namespace.disable_radix_cache:
-        return
-    without = "--disable-overlap-schedule" if namespace.disable_overlap_schedule else None
-    if namespace.pp_size > 1:
-        without = f"--pipeline-parallel-size {namespace.pp_size}"
-    if without is not None:
-        raise ConfigError(
-            "extra_buffer_lazy saves a slot that only the overlap schedule takes, and SGLang refuses it without; use "
-            f"--mamba-radix-cache-strategy extra_buffer: {without}"
-        )
-
-
-def _check_mixed_chunk(namespace: Any, model: Model) -> None:
-    """Raise ConfigError where SGLang would file states under wrong lengths, and answer wrongly, whatever the cache.
-
-    A decoding request that shares a pass with a prefill is not tracked in it, but counted as if it was.
-    """
-    strategy = namespace.mamba_radix_cache_strategy
-    recurrent = model.spec is not None and model.spec.is_recurrent
-    tracked = strategy != "no_buffer" and (recurrent or strategy != "auto")
-    if namespace.enable_mixed_chunk and tracked and not namespace.disable_radix_cache:
-        raise ConfigError(
-            "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
-            f"wrong; drop the flag or add --mamba-radix-cache-strategy no_buffer: {strategy}"
-        )
-
-
-def _check_stages(namespace: Any, model: Model) -> None:
-    """Raise ConfigError for pipeline stages of a model that SGLang does not cut, or whose answers would be random.
-
-    Of Qwen3.5 as text with tied embeddings the last stage has a head of its own that nothing is loaded into.
-    """
-    if namespace.pp_size < 2 or model.config is None:
-        return
-    name = model.config["architectures"][0]
-    if name in _WHOLE:
-        raise ConfigError(f"SGLang cuts no {name} into pipeline stages; use --tp-size: --pp-size {namespace.pp_size}")
-    if name in _TIED and model.config.get("tie_word_embeddings"):
-        raise ConfigError(
-            f"the last pipeline stage of {name} with tied embeddings has a head without weights in SGLang, and every "
-            f"answer is wrong; use --tp-size: --pp-size {namespace.pp_size}"
         )
 
 

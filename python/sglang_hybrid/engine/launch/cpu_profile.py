@@ -38,6 +38,9 @@ def flags(
         "device": "cpu",
         "attention_backend": "torch_native",
         "sleep_on_idle": True,  # an idle scheduler would otherwise keep a core busy
+        # The budget sizes the pools. SGLang would set gigabytes aside for activations of a GPU, and start on no machine
+        # that has not more, nor with --chunked-prefill-size -1.
+        "mem_fraction_static": 0.9,
     }
     overlap = config.cpu_event_loop == "overlap"
     row = ARCHITECTURES.get(architecture)

@@ -25,6 +25,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--model-path", "--model")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--json-model-override-args")
     parser.add_argument("--tokenizer-path")
     parser.add_argument("--skip-tokenizer-init", action="store_true")
     parser.add_argument("--host", default="127.0.0.1")

@@ -51,7 +51,7 @@ def inspect_model(namespace: Any) -> Model:
         raise ConfigError(f"no such model folder; give a folder with config.json or a hub name ORG/MODEL: {path}")
     if not folder.is_dir():
         return Model(path)  # a single file, for example GGUF: SGLang's loader knows
-    config = read_config(folder)
+    config = read_config(folder) | _overrides(namespace)
     if namespace.load_format != "dummy":
         files.check_weights(folder)
     _check_architecture(config)
@@ -78,6 +78,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigError(f"config.json names no architecture (key 'architectures'): {file}")
     return config
+
+
+def _overrides(namespace: Any) -> dict[str, Any]:
+    """Keys that take the place of those in config.json, as SGLang applies them."""
+    text = getattr(namespace, "json_model_override_args", None) or "{}"
+    try:
+        overrides = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--json-model-override-args must be a JSON object ({error}): {text}") from error
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"--json-model-override-args must be a JSON object: {text}")
+    return overrides
 
 
 def _check_architecture(config: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
@@ -17,7 +18,11 @@ from typing import Any
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell gives it."""
 
+DIED = 1
+"""Exit status of a server that cannot go on."""
+
 _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
+_PATIENCE_S = 10
 _missed: list[int] = []
 
 
@@ -99,3 +104,19 @@ def _end(_number: int, _frame: FrameType | None) -> None:
                 child.kill()
     finally:
         os._exit(INTERRUPTED)
+
+
+def end_with_status(original: Callable[..., Any], pid: int | None, include_parent: bool = True, **others: Any) -> Any:
+    """AROUND hook of `kill_process_tree`: a process that ends itself does so with status 1, after its children.
+
+    SGLang sends it SIGKILL: that looks like the kernel's out-of-memory killer (137), and children outlive it.
+    """
+    if pid != os.getpid() or not include_parent:
+        return original(pid, include_parent, **others)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    with suppress(RuntimeError):  # one is not gone in time
+        original(pid, include_parent=False, wait_timeout=_PATIENCE_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(DIED)

@@ -23,6 +23,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
+    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.paths:strip_root", HTTP),
     # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
     Hook(_HASH, "REPLACE", "cache.page_hash:load", SCHEDULER, before="0.5.22"),
@@ -112,6 +113,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_CHAT + "_continuous_usage_cached_details", "AFTER", "frontend.usage:explain_chunk", HTTP, required=False),
     Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
+    Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),

@@ -1,0 +1,164 @@
+"""What SGLang's parser takes and its processes then end on, or answer wrongly by; said before a model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.prefix import policies
+
+_WHOLE = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
+"""Models without pipeline stages, which end the start on an assertion (0.5.17 to 0.5.23)."""
+
+_TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+
+_WITHOUT_POOLER = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
+
+_CPU_ATTENTION = ("torch_native", "intel_amx")
+_CPU_RECURRENCE = ("triton",)
+"""By this name SGLang's dispatcher finds the operations of the CPU platform."""
+
+_ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+_PASSES = ("", "prefill_", "decode_", "verify_")
+_RECURRENCE = ("mamba_backend", *(f"linear_attn_{which}backend" for which in _PASSES))
+_OFFLOADED = ("cpu_offload_gb", "offload_group_size")
+_ON_GPU = ("enable_torch_compile", "enable_forward_pass_metrics")
+_SCALED = ("fp8_e4m3", "fp8_e5m2")
+
+
+def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu: bool) -> None:
+    """Raise ConfigError for such settings; `namespace` are SGLang's final ones, `asked` what the user gave."""
+    _check_lazy(asked)
+    _check_mixed_chunk(namespace, model)
+    _check_stages(namespace, model)
+    _check_order(asked, config, model)
+    _check_detokenizers(namespace)
+    _check_delayer(namespace, on_cpu)
+    _check_experts(namespace, config)
+    _check_pooling(namespace, model)
+    if on_cpu:
+        _check_cpu(namespace)
+
+
+def _check_lazy(namespace: Any) -> None:
+    """The scheduler would end on an assertion."""
+    if namespace.mamba_radix_cache_strategy != "extra_buffer_lazy" or namespace.disable_radix_cache:
+        return
+    without = "--disable-overlap-schedule" if namespace.disable_overlap_schedule else None
+    if namespace.pp_size > 1:
+        without = f"--pipeline-parallel-size {namespace.pp_size}"
+    if without is not None:
+        raise ConfigError(
+            "extra_buffer_lazy saves a slot that only the overlap schedule takes, and SGLang refuses it without; use "
+            f"--mamba-radix-cache-strategy extra_buffer: {without}"
+        )
+
+
+def _check_mixed_chunk(namespace: Any, model: Model) -> None:
+    """SGLang would file states under wrong lengths, and answer wrongly, whatever the cache.
+
+    A decoding request that shares a pass with a prefill is not tracked in it, but counted as if it was.
+    """
+    strategy = namespace.mamba_radix_cache_strategy
+    recurrent = model.spec is not None and model.spec.is_recurrent
+    tracked = strategy != "no_buffer" and (recurrent or strategy != "auto")
+    if namespace.enable_mixed_chunk and tracked and not namespace.disable_radix_cache:
+        raise ConfigError(
+            "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
+            f"wrong; drop the flag or add --mamba-radix-cache-strategy no_buffer: {strategy}"
+        )
+
+
+def _check_stages(namespace: Any, model: Model) -> None:
+    """SGLang does not cut every model into pipeline stages, and of some the answers would be random.
+
+    Of Qwen3.5 as text with tied embeddings the last stage has a head of its own that nothing is loaded into.
+    """
+    if namespace.pp_size < 2 or model.config is None:
+        return
+    name = model.config["architectures"][0]
+    if name in _WHOLE:
+        raise ConfigError(f"SGLang cuts no {name} into pipeline stages; use --tp-size: --pp-size {namespace.pp_size}")
+    if name in _TIED and model.config.get("tie_word_embeddings"):
+        raise ConfigError(
+            f"the last pipeline stage of {name} with tied embeddings has a head without weights in SGLang, and every "
+            f"answer is wrong; use --tp-size: --pp-size {namespace.pp_size}"
+        )
+
+
+def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:
+    """SGLang's order of eviction would be ignored in silence: our cache has one of its own."""
+    order = asked.radix_eviction_policy
+    ours = config.backend == "hybrid" and model.spec is not None and model.spec.is_recurrent
+    if order != "lru" and ours and not policies.find(config.policy).stock:
+        raise ConfigError(
+            "our cache evicts by --hybrid-policy, not by this; drop it, or let SGLang evict with --hybrid-policy lru: "
+            f"--radix-eviction-policy {order}"
+        )
+
+
+def _check_detokenizers(namespace: Any) -> None:
+    """The detokenizers' router ends on the first request that no HTTP worker has signed (0.5.17 to 0.5.23)."""
+    count = getattr(namespace, "detokenizer_worker_num", 1) or 1
+    if count > 1 and (namespace.tokenizer_worker_num or 1) < 2:
+        raise ConfigError(
+            "with several detokenizers and one HTTP process SGLang ends at the first request; add "
+            f"--tokenizer-worker-num 2 or drop: --detokenizer-worker-num {count}"
+        )
+
+
+def _check_delayer(namespace: Any, on_cpu: bool) -> None:
+    """The scheduler would end on an assertion."""
+    if getattr(namespace, "enable_prefill_delayer", False) and namespace.disable_overlap_schedule:
+        remedy = "add --hybrid-cpu-event-loop overlap" if on_cpu else "drop --disable-overlap-schedule"
+        raise ConfigError(f"prefills are delayed by the overlap schedule only; {remedy}: --enable-prefill-delayer")
+
+
+def _check_experts(namespace: Any, config: HybridConfig) -> None:
+    """SGLang notes experts by KV slot where they were computed; whatever comes from elsewhere has those of others."""
+    if not getattr(namespace, "enable_return_routed_experts", False):
+        return
+    elsewhere = {
+        "--enable-hierarchical-cache": namespace.enable_hierarchical_cache,
+        f"--disaggregation-mode {namespace.disaggregation_mode}": namespace.disaggregation_mode != "null",
+        "--hybrid-segments on": config.segments == "on",
+        f"--pp-size {namespace.pp_size}": namespace.pp_size > 1,
+        f"--chunked-prefill-size {namespace.chunked_prefill_size}": (namespace.chunked_prefill_size or 0) < 0,
+    }
+    for flag, given in elsewhere.items():
+        if given:
+            raise ConfigError(
+                "SGLang knows the experts of the tokens that this process computed in chunks, and would return those "
+                f"of others for the rest; drop --enable-return-routed-experts or: {flag}"
+            )
+
+
+def _check_pooling(namespace: Any, model: Model) -> None:
+    """The scheduler would end on the first request."""
+    name = model.config["architectures"][0] if model.config else ""
+    if namespace.is_embedding and name in _WITHOUT_POOLER:
+        raise ConfigError(f"SGLang makes no embeddings with this model; drop --is-embedding: {name}")
+
+
+def _check_cpu(namespace: Any) -> None:
+    """Kernels of GPUs end the start, or the first request."""
+    for names, here in ((_ATTENTION, _CPU_ATTENTION), (_RECURRENCE, _CPU_RECURRENCE)):
+        for name in names:
+            chosen = getattr(namespace, name, None)
+            if chosen is not None and chosen not in here:
+                raise ConfigError(f"on a CPU there is {' or '.join(here)}; drop: --{name.replace('_', '-')} {chosen}")
+    for name in _ON_GPU:
+        if getattr(namespace, name, False):
+            raise ConfigError(f"SGLang's code for it is CUDA's; drop: --{name.replace('_', '-')}")
+    if namespace.kv_cache_dtype in _SCALED:
+        raise ConfigError(
+            "attention on this CPU reads no scaled KV; use auto or bfloat16: "
+            f"--kv-cache-dtype {namespace.kv_cache_dtype}"
+        )
+    for name in _OFFLOADED:
+        if (getattr(namespace, name, 0) or 0) > 0:
+            raise ConfigError(
+                f"weights are on the CPU already; drop: --{name.replace('_', '-')} {getattr(namespace, name)}"
+            )

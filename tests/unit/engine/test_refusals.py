@@ -1,0 +1,130 @@
+"""Settings that SGLang's parser takes and its processes end on, or answer wrongly by, are refused before the start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import arguments, early, flags, preflight, refusals
+from sglang_hybrid.engine.launch.preflight import Model
+from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+
+EXPERTS = "--enable-return-routed-experts"
+
+
+def complete(folder: Path, *more: str, **ours: str) -> None:
+    """What the launcher does with a command line."""
+    rest = ["--model-path", str(folder), *more]
+    namespace = flags.parse_engine(rest)
+    config = HybridConfig(**ours)  # type: ignore[arg-type]
+    arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("--detokenizer-worker-num 2", "add --tokenizer-worker-num 2 or drop: --detokenizer-worker-num 2"),
+        ("--detokenizer-worker-num 2 --tokenizer-worker-num 2", ""),
+        ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),
+        ("--radix-eviction-policy lfu", "with --hybrid-policy lru: --radix-eviction-policy lfu"),
+        ("--attention-backend triton", "there is torch_native or intel_amx; drop: --attention-backend triton"),
+        ("--decode-attention-backend flashinfer", "drop: --decode-attention-backend flashinfer"),
+        ("--linear-attn-prefill-backend flashinfer", "there is triton; drop: --linear-attn-prefill-backend flashinfer"),
+        ("--linear-attn-backend triton", ""),
+        ("--mamba-backend flashinfer", "drop: --mamba-backend flashinfer"),
+        ("--cpu-offload-gb 2", "drop: --cpu-offload-gb 2"),
+        ("--offload-group-size 1 --offload-num-in-group 1", "drop: --offload-group-size 1"),
+        ("--enable-torch-compile", "drop: --enable-torch-compile"),
+        ("--enable-forward-pass-metrics", "drop: --enable-forward-pass-metrics"),
+        ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
+        ("--is-embedding", "drop --is-embedding: Qwen3NextForCausalLM"),
+        (EXPERTS, ""),
+        (f"{EXPERTS} --enable-hierarchical-cache", "experts or: --enable-hierarchical-cache"),
+        (f"{EXPERTS} --disaggregation-mode decode", "or: --disaggregation-mode decode"),
+        (f"{EXPERTS} --disaggregation-mode prefill", "or: --disaggregation-mode prefill"),
+        (f"{EXPERTS} --chunked-prefill-size -1", "or: --chunked-prefill-size -1"),
+    ],
+)
+def test_what_a_process_would_end_on(tmp_path: Path, given: str, why: str) -> None:
+    folder = write(tmp_path, QWEN3_NEXT)
+    if not why:
+        complete(folder, *given.split())
+        return
+    with pytest.raises(ConfigError) as refused:
+        complete(folder, *given.split())
+    assert str(refused.value).endswith(why)
+
+
+def test_experts_and_segments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="experts or: --hybrid-segments on"):
+        complete(write(tmp_path, QWEN3_NEXT), EXPERTS, segments="on")
+
+
+def test_sglang_s_order_where_sglang_evicts(tmp_path: Path) -> None:
+    """With its policy, with its cache, and for models that its cache serves."""
+    hybrid, dense = write(tmp_path / "hybrid", QWEN3_NEXT), write(tmp_path / "dense", LLAMA)
+    for folder, ours in ((hybrid, {"policy": "lru"}), (hybrid, {"backend": "stock"}), (dense, {})):
+        complete(folder, "--radix-eviction-policy", "lfu", **ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "why"),
+    [
+        (
+            "Qwen3NextForCausalLM",
+            False,
+            "cuts no Qwen3NextForCausalLM into pipeline stages; use --tp-size: --pp-size 2",
+        ),
+        ("FalconH1ForCausalLM", True, "cuts no"),
+        ("Qwen3_5ForCausalLM", True, "every answer is wrong"),
+        ("Qwen3_5ForCausalLM", False, ""),
+        ("NemotronHForCausalLM", True, ""),
+    ],
+)
+def test_models_that_sglang_cannot_cut(name: str, tied: bool, why: str) -> None:
+    model = Model("m", {"architectures": [name], "tie_word_embeddings": tied})
+    one, two = (flags.parse_engine(["--model-path", "m", "--pp-size", size]) for size in "12")
+    refusals._check_stages(one, model)
+    if not why:
+        refusals._check_stages(two, model)
+        return
+    with pytest.raises(ConfigError, match=why):
+        refusals._check_stages(two, model)
+
+
+def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**QWEN3_NEXT, "architectures": ["NobodyForCausalLM"]})
+    overrides = json.dumps({"architectures": ["Qwen3NextForCausalLM"], "num_experts": 0})
+    words = ["--model-path", str(folder), "--json-model-override-args", overrides]
+    model = preflight.inspect_model(flags.parse_engine(words))
+    assert model.spec is not None
+    assert "moe" not in model.spec.layer_counts
+    assert preflight.inspect_model(early.read(words)) == model
+    for text, why in (("{a: 1}", "must be a JSON object"), ("[1]", r"must be a JSON object: \[1\]")):
+        with pytest.raises(ConfigError, match=why):
+            preflight.inspect_model(early.read([*words[:2], "--json-model-override-args", text]))
+
+
+ENDS = """
+import os, subprocess
+from sglang.srt.utils.common import kill_process_tree
+from sglang_hybrid.engine.launch import stop
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+stop.end_with_status(kill_process_tree, os.getpid())
+"""
+
+
+def test_a_server_that_cannot_go_on_has_a_status(tmp_path: Path) -> None:
+    """SIGKILL, which SGLang sends itself, looks like the kernel's out-of-memory killer."""
+    done = subprocess.run([sys.executable, "-c", ENDS], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1, done.stderr
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(done.stdout)).status() == psutil.STATUS_ZOMBIE, "its child outlived it"
