@@ -10,9 +10,11 @@ import json
 import re
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dill
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ pytestmark = pytest.mark.engine
 KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
 LIMITS = ("--hybrid-max-body-mb", "0.5", "--hybrid-max-sequences", "64")
 PROXY = ("--fastapi-root-path", "/behind/a/proxy")
-FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", *LIMITS, *PROXY)
+PROCESSORS = "--enable-custom-logit-processor"
+FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", PROCESSORS, *LIMITS, *PROXY)
 FEW = {"max_new_tokens": 3}
 PROMPT = list(range(3, 103))
 
@@ -145,6 +148,36 @@ def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
     fields = {"max_new_tokens": 12, "logit_bias": {"67": 100}, "stop_regex": "[^b]a+"}
     answer = client.post("/generate", {"input_ids": [5, 6], "sampling_params": fields})
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "[^b]a+"}
+
+
+@pytest.mark.parametrize("text", ["abc", "{}", '{"callable": "80"}', json.dumps({"callable": dill.dumps(print).hex()})])
+def test_a_processor_that_cannot_be_made_is_refused(client: Client, text: str) -> None:
+    status, said = client.answer("/generate", {"input_ids": [5, 6], "custom_logit_processor": text})
+    assert (status, "is what to_str() of its class gives" in said) == (400, True), said
+
+
+def test_a_processor_that_fails_ends_its_own_request(client: Client) -> None:
+    """SGLang's own, without what it reads; beside one that has it, in the same batch."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    plain, _ = client.generate(PROMPT, 16)
+    body = {
+        "input_ids": PROMPT,
+        "custom_logit_processor": DisallowedTokensLogitsProcessor.to_str(),
+        "sampling_params": {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True},
+    }
+    given: list[dict[str, Any] | None] = [{"token_ids": [plain[0]]}, {"token": 1}, None]
+
+    def ask(params: dict[str, Any] | None) -> tuple[int, str]:
+        sampling = body["sampling_params"] | ({} if params is None else {"custom_params": params})  # type: ignore[operator]
+        return client.answer("/generate", {**body, "sampling_params": sampling})
+
+    with ThreadPoolExecutor(len(given)) as pool:
+        (good, said), *bad = pool.map(ask, given)
+    assert good == 200, said
+    assert plain[0] not in json.loads(said)["output_ids"]
+    for status, said in bad:
+        assert (status, "custom_logit_processor failed" in said) == (400, True), said
 
 
 def test_a_client_has_a_clients_rights(client: Client, server: Server) -> None:

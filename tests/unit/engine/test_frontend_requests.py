@@ -15,9 +15,9 @@ import pytest
 from sglang_hybrid import __version__
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import access, bodies, ids, limits
+from sglang_hybrid.engine.frontend import access, bodies, ids, limits, prompt
 from sglang_hybrid.engine.frontend.arrival import require_arrival
-from sglang_hybrid.engine.frontend.prompt import require_prompt
+from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.frontend.requests import release
 from sglang_hybrid.engine.launch import fingerprint
 from sglang_hybrid.engine.surface import registration
@@ -329,3 +329,37 @@ def test_an_endpoint_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(registration, "HOOKS", (there, replace(gone, target="srt.nowhere:function")))
     assert registration.register([""]) == [], "none is required"
     assert targets == [full_name(there.target).replace(":", ".")]
+
+
+@pytest.mark.parametrize(
+    ("given", "architecture", "why"),
+    [
+        (None, "Qwen3NextForCausalLM", ""),
+        ([[0.5] * 4], "NemotronHForCausalLM", ""),
+        ([[[0.5] * 4, [0.25] * 4], [[0.5] * 4]], "NemotronHForCausalLM", ""),
+        ([[0.5] * 4, [0.5] * 3], "NemotronHForCausalLM", "as wide as the model, 4 numbers: 3"),
+        ([[[0.5] * 4], [[0.5] * 4, []]], "NemotronHForCausalLM", "4 numbers: 0"),
+        ([[0.5] * 4], "Qwen3NextForCausalLM", "send text or input_ids: Qwen3NextForCausalLM"),
+    ],
+)
+def test_vectors_are_as_wide_as_the_model(given: Any, architecture: str, why: str) -> None:
+    config = SimpleNamespace(hidden_size=4, hf_config=SimpleNamespace(architectures=[architecture]))
+    if not why:
+        require_embeds(given, config)
+        return
+    with pytest.raises(ConfigError, match=why):
+        require_embeds(given, config)
+
+
+def test_models_without_vectors_are_those_that_call_them_otherwise() -> None:
+    from inspect import signature
+
+    from sglang.srt.models.falcon_h1 import FalconH1ForCausalLM
+    from sglang.srt.models.nemotron_h import NemotronHForCausalLM
+    from sglang.srt.models.qwen3_next import Qwen3NextForCausalLM
+
+    takes = {
+        model.__name__: "input_embeds" in signature(model.forward).parameters
+        for model in (FalconH1ForCausalLM, NemotronHForCausalLM, Qwen3NextForCausalLM)
+    }
+    assert [name for name, does in takes.items() if not does] == sorted(prompt._WITHOUT_EMBEDS)

@@ -12,6 +12,9 @@ from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, require_ids, 
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
 
+_WITHOUT_EMBEDS = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM")
+"""They call the argument `inputs_embeds`, SGLang `input_embeds` (0.5.17 to 0.5.23)."""
+
 _DEFAULT_NEW_TOKENS = 128
 """SGLang's `max_new_tokens` where a request has none."""
 
@@ -45,6 +48,22 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
     named(params.get("custom_params"), len(ids))
     named_hints(params.get("custom_params"))
     _require_segments(obj, params.get("custom_params"), len(ids))
+
+
+def require_embeds(given: Any, model_config: Any) -> None:
+    """Check `input_embeds`, vectors of one prompt or of several: another width ends the scheduler.
+
+    Raises ConfigError also for a model to which SGLang does not hand them: it would answer to token ids it made up.
+    """
+    if given is None:
+        return
+    name = (getattr(model_config.hf_config, "architectures", None) or [""])[0]
+    if name in _WITHOUT_EMBEDS:
+        raise ConfigError(f"SGLang computes this model from token ids only; send text or input_ids: {name}")
+    width = int(model_config.hidden_size)
+    for vector in (vector for prompt in given for vector in (prompt if isinstance(prompt[0], list) else [prompt])):
+        if len(vector) != width:
+            raise ConfigError(f"input_embeds are vectors as wide as the model, {width} numbers: {len(vector)}")
 
 
 def _require_segments(obj: Any, custom_params: Any, prompt_tokens: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from sglang_hybrid.engine.frontend import media, placeholders
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
-from sglang_hybrid.engine.frontend.prompt import require_prompt
+from sglang_hybrid.engine.frontend.processors import require_readable
+from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.frontend.segments.prompts import divide
 from sglang_hybrid.engine.frontend.settings import settings
 
@@ -24,6 +25,9 @@ async def generate(
     if path is not None:
         require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    require_embeds(obj.input_embeds, manager.model_config)
+    if getattr(obj, "custom_logit_processor", None) and manager.server_args.enable_custom_logit_processor:
+        await asyncio.to_thread(require_readable, obj.custom_logit_processor)
     if request is not None and media.given(obj):
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
         await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
