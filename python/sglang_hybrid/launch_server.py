@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -72,13 +73,18 @@ def _hand_over(arguments: list[str]) -> int:
     except ConfigError:
         raise
     except (AssertionError, ValueError, NotImplementedError) as error:  # arguments that do not go together
-        raise ConfigError(f"SGLang refuses these arguments: {error or repr(error)}") from error
+        raise ConfigError(f"SGLang refuses these arguments: {_said(error)}") from error
     try:
         run_server(prepared)
     finally:
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
+
+
+def _said(error: Exception) -> str:
+    """What an error says, or the line that raised it: most assertions of SGLang say nothing."""
+    return str(error) or traceback.extract_tb(error.__traceback__)[-1].line or repr(error)
 
 
 def _before_the_port_is_bound() -> None:

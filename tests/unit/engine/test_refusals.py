@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import arguments, early, flags, preflight, refusals
@@ -61,6 +62,24 @@ def test_what_a_process_would_end_on(tmp_path: Path, given: str, why: str) -> No
     with pytest.raises(ConfigError) as refused:
         complete(folder, *given.split())
     assert str(refused.value).endswith(why)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(refusals, "find_spec", lambda name: object() if there else None)
+    folder = write(tmp_path, QWEN3_NEXT)
+    if there:
+        complete(folder, "--enable-trace")
+        return
+    with pytest.raises(ConfigError, match=r"pip install opentelemetry-api .* or drop: --enable-trace$"):
+        complete(folder, "--enable-trace")
+
+
+@pytest.mark.parametrize(("error", "said"), [(ValueError("why"), "why"), (ValueError(), 'raise error  # "line"')])
+def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        raise error  # "line"
+    assert launch_server._said(caught.value) == said
 
 
 def test_experts_and_segments(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -38,6 +39,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_delayer(namespace, on_cpu)
     _check_experts(namespace, config)
     _check_pooling(namespace, model)
+    _check_tracing(namespace)
     if on_cpu:
         _check_cpu(namespace)
 
@@ -140,6 +142,15 @@ def _check_pooling(namespace: Any, model: Model) -> None:
     name = model.config["architectures"][0] if model.config else ""
     if namespace.is_embedding and name in _WITHOUT_POOLER:
         raise ConfigError(f"SGLang makes no embeddings with this model; drop --is-embedding: {name}")
+
+
+def _check_tracing(namespace: Any) -> None:
+    """The detokenizer would end at the start, and the scheduler with it."""
+    if getattr(namespace, "enable_trace", False) and find_spec("opentelemetry") is None:
+        raise ConfigError(
+            "traces need packages that are not installed; run pip install opentelemetry-api opentelemetry-sdk "
+            "opentelemetry-exporter-otlp opentelemetry-exporter-otlp-proto-grpc or drop: --enable-trace"
+        )
 
 
 def _check_cpu(namespace: Any) -> None:
