@@ -50,7 +50,7 @@ def as_flags(given: Mapping[str, Any]) -> list[str]:
     """The command line that says the same, for the checks; what none can say is left to SGLang."""
     words: list[str] = []
     for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flags.spelled(name)
         if value is True:
             words.append(flag)
         elif isinstance(value, (str, int, float)) and value is not False:

@@ -14,18 +14,18 @@ from sglang_hybrid.engine.frontend import processors
 ROWS, VOCABULARY = 4, 8
 
 
-def request(number: int, params: Any = None) -> SimpleNamespace:
-    made = SimpleNamespace(rid=f"r{number}", finished_reason=None, to_finish=None, custom_logit_processor="text")
-    made.sampling_params = SimpleNamespace(custom_params=params)
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def request(number: int) -> Request:
+    made = Request(rid=f"r{number}", finished_reason=None, to_finish=None, custom_logit_processor="text")
+    made.sampling_params = SimpleNamespace(custom_params=None)
     return made
 
 
 def guarded(process: Any) -> Any:
     return processors.guard(lambda text: lambda: process, "text")()
-
-
-class Request(SimpleNamespace):
-    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def test_rows_that_fail_are_those_of_their_requests() -> None:
@@ -50,7 +50,7 @@ def test_rows_that_fail_are_those_of_their_requests() -> None:
 
 
 def test_requests_without_parameters_are_known_by_their_processor() -> None:
-    mine, other, done = (Request(**vars(request(number))) for number in range(3))
+    mine, other, done = (request(number) for number in range(3))
     other.custom_logit_processor, done.finished_reason = "another", object()
     for req in (mine, other, done):
         processors.note(None, req)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from sglang_hybrid.engine.frontend.limits import (
     KEY,
     PRIORITY,
     WEIGHT,
+    given_values,
     require_integer,
     require_name,
     shown,
@@ -121,16 +121,12 @@ def _require_params(obj: Any, prompts: int, single: bool, vocabulary: int, most:
 
 def _require_names(obj: Any) -> None:
     for name in _NAMES:
-        for value in _each(getattr(obj, name, None)):
+        for value in given_values(getattr(obj, name, None)):
             require_name(value, name)
     for name in _KEYS:
-        for value in _each(getattr(obj, name, None)):
+        for value in given_values(getattr(obj, name, None)):
             if not isinstance(value, str) or len(value) > KEY:
                 raise ConfigError(f"{name} is a text of at most {KEY} characters: {shown(value)}")
-
-
-def _each(value: Any) -> Iterable[Any]:
-    return [each for each in value if each is not None] if isinstance(value, list) else [] if value is None else [value]
 
 
 def _require_session(given: Any) -> None:
@@ -154,9 +150,9 @@ def _require_session(given: Any) -> None:
 
 
 def _require_numbers(obj: Any, prompts: int, single: bool, vocabulary: int) -> None:
-    for value in _each(getattr(obj, "top_logprobs_num", None)):
+    for value in given_values(getattr(obj, "top_logprobs_num", None)):
         require_integer(value, 0, vocabulary, "the number of top log-probabilities")
-    for value in _each(getattr(obj, "logprob_start_len", None)):
+    for value in given_values(getattr(obj, "logprob_start_len", None)):
         require_integer(value, -1, 2**31, "logprob_start_len")
     for name in _LISTS:
         given = getattr(obj, name, None)
@@ -170,7 +166,7 @@ def _require_no_disguise(obj: Any) -> None:
     for name in _SERVERS:
         if getattr(obj, name, None) is not None:
             raise ConfigError(f"{name} is set by the server; leave it out: {shown(getattr(obj, name))}")
-    for each in _each(getattr(obj, "positional_embed_overrides", None)):
+    for each in given_values(getattr(obj, "positional_embed_overrides", None)):
         if isinstance(each, (dict, list, str, int, float)):
             raise ConfigError(f"positional_embed_overrides are set by the server; leave them out: {shown(each)}")
     received = getattr(obj, "received_time", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.limits import given_values, shown
 
 
 class RequestId(str):
@@ -39,7 +39,7 @@ def require_own(obj: Any, path: str) -> None:
     """Raise ConfigError for an id that SGLang takes for a health check's: such a request may never be answered."""
     if path.startswith("/health"):
         return
-    for rid in obj.rid if isinstance(obj.rid, list) else [obj.rid]:
+    for rid in given_values(obj.rid):
         if isinstance(rid, str) and rid.startswith(_health_prefix()):
             raise ConfigError(f"rid does not begin with {_health_prefix()}, which is for health checks: {shown(rid)}")
 

@@ -68,6 +68,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def given_values(value: Any) -> list[Any]:
+    """What a field holds that takes one value for all prompts of a request or a list of one each; None is no value."""
+    return [each for each in value if each is not None] if isinstance(value, list) else [] if value is None else [value]
+
+
 def require_name(value: Any, what: str) -> None:
     """Raise ConfigError unless `value` is a short text without line breaks or control characters."""
     if not isinstance(value, str):

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.limits import given_values, shown
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,7 @@ def require_readable(given: Any) -> None:
     """Raise ConfigError unless every processor of a request, in SGLang's text form, can be made and called."""
     from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
-    for text in given if isinstance(given, list) else [given]:
-        if text is None:
-            continue
+    for text in given_values(given):
         try:
             CustomLogitProcessor.from_str(text)
         except Exception as error:  # whatever code of a client does
@@ -38,7 +36,7 @@ def require_readable(given: Any) -> None:
 
 
 def note(_: None, req: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `Req.__init__`."""
+    """AFTER hook of `Req.__init__`: remember who runs a processor without parameters."""
     text = req.custom_logit_processor
     if text and not isinstance(req.sampling_params.custom_params, dict):
         for known in [known for known, running in _nameless.items() if not running]:

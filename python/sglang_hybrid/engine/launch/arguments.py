@@ -16,13 +16,13 @@ from sglang_hybrid.engine.segments import refusals as segments
 from sglang_hybrid.engine.speculation import checks as speculation
 from sglang_hybrid.engine.speculation import drafts
 
-_STOCK_ONLY = {
-    "enable_int8_mamba_checkpoint": "--enable-int8-mamba-checkpoint",
-    "enable_unified_cache_external_linker": "--enable-unified-cache-external-linker",
-    "enable_kv_cache_sharding": "--enable-kv-cache-sharding",
-    "enable_lmcache": "--enable-lmcache",
-    "enable_flexkv": "--enable-flexkv",
-}
+_STOCK_ONLY = (
+    "enable_int8_mamba_checkpoint",
+    "enable_unified_cache_external_linker",
+    "enable_kv_cache_sharding",
+    "enable_lmcache",
+    "enable_flexkv",
+)
 """SGLang serves these only with its own radix cache."""
 
 
@@ -47,11 +47,10 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)
-        name = model.config["architectures"][0] if model.config else ""
-        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32", name)
+        extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32", model.architecture)
     final = list(rest)
     for name, value in extra.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flags.spelled(name)
         if not any(argument == flag or argument.startswith(flag + "=") for argument in rest):
             final += [flag] if value is True else [flag, str(value)]
     if dtype is not None:
@@ -93,7 +92,7 @@ def _check_sized(namespace: Any, config: HybridConfig, model: Model) -> None:
         "--max-mamba-cache-size": namespace.max_mamba_cache_size,
     }
     if None in sizes.values():
-        what = model.config["architectures"][0] if model.config else model.path
+        what = model.architecture or model.path
         why = f" ({model.reason})" if model.reason else ""
         raise ConfigError(
             f"the costs of this model are not known before it is loaded{why}, so --hybrid-cpu-memory-gb cannot size "
@@ -103,7 +102,7 @@ def _check_sized(namespace: Any, config: HybridConfig, model: Model) -> None:
 
 
 def _backend(namespace: Any) -> str:
-    asked = [flag for name, flag in _STOCK_ONLY.items() if getattr(namespace, name, False)]
+    asked = [flags.spelled(name) for name in _STOCK_ONLY if getattr(namespace, name, False)]
     if asked:
         raise ConfigError(f"SGLang allows this only with its own cache; add --hybrid-backend stock: {asked[0]}")
     if namespace.radix_cache_backend not in (None, "hybrid"):

@@ -19,6 +19,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help lists every flag")
 
 
+def spelled(name: str) -> str:
+    """How a setting is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def hybrid_parser() -> argparse.ArgumentParser:
     """`--hybrid-config` and one flag per field of HybridConfig; a flag that is not given is absent from the result."""
     parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
@@ -28,7 +33,7 @@ def hybrid_parser() -> argparse.ArgumentParser:
     )
     for option in dataclasses.fields(HybridConfig):
         group.add_argument(
-            "--hybrid-" + option.name.replace("_", "-"),
+            spelled("hybrid_" + option.name),
             dest=option.name,
             type=type(option.default),
             choices=option.metadata["choices"] or None,

@@ -39,6 +39,16 @@ class Model:
     note: str | None = None
     reason: str = ""
 
+    @property
+    def architecture(self) -> str:
+        """SGLang's class for it; empty where the configuration is not known."""
+        return str(self.config["architectures"][0]) if self.config else ""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it is known to have recurrent states, so that the cache is ours."""
+        return self.spec is not None and self.spec.is_recurrent
+
 
 def inspect_model(namespace: Any) -> Model:
     """Look at `namespace.model_path`; raises ConfigError for a folder or an architecture that cannot be served."""
@@ -119,7 +129,7 @@ def check_computable(model: Model) -> None:
 
     Such a server would start, say that it is ready and die on its first request.
     """
-    name = model.config["architectures"][0] if model.config else ""
+    name = model.architecture
     row = ARCHITECTURES.get(name)
     if row is None:
         return
@@ -178,8 +188,8 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
 
 def check_model_is_ours(config: HybridConfig, model: Model) -> None:
     """Raise ConfigError for settings of our cache with a model that SGLang's own cache serves."""
-    if model.config is not None and (model.spec is None or not model.spec.is_recurrent):
-        _check_unused(config, f"a model without known recurrent states, {model.config['architectures'][0]}")
+    if model.config is not None and not model.is_recurrent:
+        _check_unused(config, f"a model without known recurrent states, {model.architecture}")
 
 
 def _check_events(namespace: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch.flags import spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
 
@@ -64,8 +65,7 @@ def _check_mixed_chunk(namespace: Any, model: Model) -> None:
     A decoding request that shares a pass with a prefill is not tracked in it, but counted as if it was.
     """
     strategy = namespace.mamba_radix_cache_strategy
-    recurrent = model.spec is not None and model.spec.is_recurrent
-    tracked = strategy != "no_buffer" and (recurrent or strategy != "auto")
+    tracked = strategy != "no_buffer" and (model.is_recurrent or strategy != "auto")
     if namespace.enable_mixed_chunk and tracked and not namespace.disable_radix_cache:
         raise ConfigError(
             "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
@@ -80,7 +80,7 @@ def _check_stages(namespace: Any, model: Model) -> None:
     """
     if namespace.pp_size < 2 or model.config is None:
         return
-    name = model.config["architectures"][0]
+    name = model.architecture
     if name in _WHOLE:
         raise ConfigError(f"SGLang cuts no {name} into pipeline stages; use --tp-size: --pp-size {namespace.pp_size}")
     if name in _TIED and model.config.get("tie_word_embeddings"):
@@ -93,7 +93,7 @@ def _check_stages(namespace: Any, model: Model) -> None:
 def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:
     """SGLang's order of eviction would be ignored in silence: our cache has one of its own."""
     order = asked.radix_eviction_policy
-    ours = config.backend == "hybrid" and model.spec is not None and model.spec.is_recurrent
+    ours = config.backend == "hybrid" and model.is_recurrent
     if order != "lru" and ours and not policies.find(config.policy).stock:
         raise ConfigError(
             "our cache evicts by --hybrid-policy, not by this; drop it, or let SGLang evict with --hybrid-policy lru: "
@@ -139,9 +139,8 @@ def _check_experts(namespace: Any, config: HybridConfig) -> None:
 
 def _check_pooling(namespace: Any, model: Model) -> None:
     """The scheduler would end on the first request."""
-    name = model.config["architectures"][0] if model.config else ""
-    if namespace.is_embedding and name in _WITHOUT_POOLER:
-        raise ConfigError(f"SGLang makes no embeddings with this model; drop --is-embedding: {name}")
+    if namespace.is_embedding and model.architecture in _WITHOUT_POOLER:
+        raise ConfigError(f"SGLang makes no embeddings with this model; drop --is-embedding: {model.architecture}")
 
 
 def _check_tracing(namespace: Any) -> None:
@@ -159,10 +158,10 @@ def _check_cpu(namespace: Any) -> None:
         for name in names:
             chosen = getattr(namespace, name, None)
             if chosen is not None and chosen not in here:
-                raise ConfigError(f"on a CPU there is {' or '.join(here)}; drop: --{name.replace('_', '-')} {chosen}")
+                raise ConfigError(f"on a CPU there is {' or '.join(here)}; drop: {spelled(name)} {chosen}")
     for name in _ON_GPU:
         if getattr(namespace, name, False):
-            raise ConfigError(f"SGLang's code for it is CUDA's; drop: --{name.replace('_', '-')}")
+            raise ConfigError(f"SGLang's code for it is CUDA's; drop: {spelled(name)}")
     if namespace.kv_cache_dtype in _SCALED:
         raise ConfigError(
             "attention on this CPU reads no scaled KV; use auto or bfloat16: "
@@ -170,6 +169,4 @@ def _check_cpu(namespace: Any) -> None:
         )
     for name in _OFFLOADED:
         if (getattr(namespace, name, 0) or 0) > 0:
-            raise ConfigError(
-                f"weights are on the CPU already; drop: --{name.replace('_', '-')} {getattr(namespace, name)}"
-            )
+            raise ConfigError(f"weights are on the CPU already; drop: {spelled(name)} {getattr(namespace, name)}")

@@ -10,15 +10,13 @@ from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
+from sglang_hybrid.engine.launch.flags import spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import HOST, Kinds, choose
 from sglang_hybrid.prefix import policies
 
-_SIZES = {
-    "max_total_tokens": "--max-total-tokens",
-    "max_mamba_cache_size": "--max-mamba-cache-size",
-}
+_SIZES = ("max_total_tokens", "max_mamba_cache_size")
 
 _FLAGS = {
     "disable_radix_cache": "its evictions keep the balance, so the cache must be on",
@@ -68,19 +66,19 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
 
 
 def _check_flags(namespace: Any, rest: list[str]) -> None:
-    for name, flag in _SIZES.items():
+    for name in _SIZES:
         if getattr(namespace, name, None) is not None:
-            raise _refusal("it takes sizes from the budget; drop the flag", flag)
+            raise _refusal("it takes sizes from the budget; drop the flag", spelled(name))
     if any(argument.split("=")[0] == "--mamba-full-memory-ratio" for argument in rest):
         raise _refusal("it has no ratio; drop the flag", "--mamba-full-memory-ratio")
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
-            raise _refusal(reason, "--" + name.replace("_", "-"))
+            raise _refusal(reason, spelled(name))
     for name in _AT_MOST_ONE:
         if getattr(namespace, name, 1) > 1:
             raise _refusal(
                 "of several ranks, only tensor-parallel ones agree about memory",
-                f"--{name.replace('_', '-')} {getattr(namespace, name)}",
+                f"{spelled(name)} {getattr(namespace, name)}",
             )
     if namespace.enable_hierarchical_cache and compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"a host tier was run with SGLang {compat.PRIMARY} only", "--enable-hierarchical-cache")

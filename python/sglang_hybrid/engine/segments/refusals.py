@@ -9,6 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch.flags import spelled
 
 _FLAGS = {
     "disable_radix_cache": "a composed prompt is kept in the cache, so it must be on",
@@ -41,12 +42,12 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         raise _refusal(f"they were run with SGLang {' and '.join(compat.COMPLETE)} only", compat.engine_version())
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
-            raise _refusal(reason, "--" + name.replace("_", "-"))
+            raise _refusal(reason, spelled(name))
     for name in _AT_MOST_ONE:
         if (getattr(namespace, name, 1) or 1) > 1:
             raise _refusal(
                 "of several ranks, only tensor-parallel ones agree about entries",
-                f"--{name.replace('_', '-')} {getattr(namespace, name)}",
+                f"{spelled(name)} {getattr(namespace, name)}",
             )
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD transfers what one pass computed", f"--disaggregation-mode {namespace.disaggregation_mode}")

@@ -68,9 +68,9 @@ def _has_drafts(namespace: Any) -> bool:
 
 def _check_head(namespace: Any, model: Model, on_cpu: bool) -> None:
     """The model drafts itself: its architecture has a head, and its weights hold it."""
-    if model.config is None or model.spec is None or not model.spec.is_recurrent:
+    if not model.is_recurrent:
         return  # SGLang knows more models than are looked at here
-    algorithm, name = namespace.speculative_algorithm, model.config["architectures"][0]
+    algorithm, name = namespace.speculative_algorithm, model.architecture
     instead = f"give {_DRAFTING}, or use --speculative-algorithm NGRAM, which needs no model"
     if algorithm.upper() in ("STANDALONE", "EAGLE3") or not name.startswith(_HEADS):
         raise ConfigError(f"nothing is there that drafts for {name}; {instead}: --speculative-algorithm {algorithm}")
