@@ -110,7 +110,7 @@ def elastic_metric(client: Client, name: str, kind: str = "") -> float:
 
 
 class Reference:
-    """The same weights in transformers, float32: the judge of every token."""
+    """The same weights in transformers, float32, or in `demo/kimi.py` where it lacks the model: the judge of tokens."""
 
     # Two float32 implementations differ by about 2e-5 in a logit; a smaller gap between two tokens is a tie.
     tie = 2e-4
@@ -122,25 +122,40 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from sglang_hybrid.demo import kimi
+
         torch.set_num_threads(1)  # the servers need the other cores
         self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.config = json.loads((folder / "config.json").read_text())
+        self.is_kimi = self.config["architectures"] == [kimi.ARCHITECTURE]
+        self.model = (
+            kimi.KimiLinear.from_pretrained(folder)
+            if self.is_kimi
+            else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        )
 
     def logits(self, prompt: Prompt, output: Prompt) -> Any:
         """Logits that chose each output token, shape [len(output), vocabulary]."""
+        tokens = self.torch.tensor(prompt + output)
         with self.torch.no_grad():
-            return self.model(self.torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
+            logits = self.model(tokens) if self.is_kimi else self.model(tokens[None]).logits[0]
+        return logits[len(prompt) - 1 : -1].float()
 
     def router_gap(self, tokens: Prompt) -> float:
         """The smallest gap between the last expert that is taken and the first that is not, over layers and tokens."""
-        taken, gaps = getattr(self.model.config, "num_experts_per_tok", 0), [float("inf")]
+        taken, gaps = (
+            self.config.get("num_experts_per_tok") or self.config.get("num_experts_per_token", 0),
+            [float("inf")],
+        )
 
         def look(_: Any, __: Any, output: Any) -> None:
             logits = output if self.torch.is_tensor(output) else output[0]
             best = logits.sort(-1, descending=True).values
             gaps.append((best[..., taken - 1] - best[..., taken]).min().item())
 
-        gates = [gate for name, gate in self.model.named_modules() if name.endswith("mlp.gate")]
+        gates = [
+            gate for name, gate in self.model.named_modules() if name.endswith(("mlp.gate", "block_sparse_moe.gate"))
+        ]
         hooks = [gate.register_forward_hook(look) for gate in gates]
         self.logits(tokens[:-1], tokens[-1:])
         for hook in hooks:

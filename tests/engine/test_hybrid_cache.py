@@ -64,7 +64,7 @@ def misses(answer: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("strategy", SCHEDULES)
-@pytest.mark.parametrize("preset", ["gdn", "mamba2"])
+@pytest.mark.parametrize("preset", ["gdn", "mamba2", "kda"])
 def test_branch_and_tail_of_one_prefill(
     serve: Callable[..., Client], references: Callable[[str], Reference], preset: str, strategy: str
 ) -> None:

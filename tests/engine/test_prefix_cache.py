@@ -17,7 +17,7 @@ OFF = ("--disable-radix-cache",)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("preset", ["gdn", "mamba2"])
+@pytest.mark.parametrize("preset", ["gdn", "mamba2", "kda"])
 def test_tokens_equal_transformers(
     serve: Callable[..., Client], references: Callable[[str], Reference], preset: str, strategy: str
 ) -> None:

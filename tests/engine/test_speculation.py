@@ -39,6 +39,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "n-grams, delta rule": ("gdn", (*NGRAM, *CHUNKS)),
     "n-grams, delta rule, overlap": ("gdn", (*NGRAM, *OVERLAP, "--mamba-track-interval", str(TRACK))),
     "n-grams, Mamba-2": ("mamba2", (*NGRAM, *CHUNKS)),
+    "n-grams, Kimi delta attention": ("kda", (*NGRAM, *CHUNKS)),
     "n-grams, attention": ("attention", (*NGRAM, "--chunked-prefill-size", str(CHUNK))),
 }
 

@@ -82,15 +82,15 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         ),
         "Qwen4ExpForConditionalGeneration": Served("qwen4_exp", Where.GPU, Saves.STOCK, ("gdn", "attention")),
         "KimiLinearForCausalLM": Served(
-            "kimi_linear", Where.GPU, Saves.TAIL, ("kda", "attention"), example="kimi-linear-48b-a3b", note=_LATENT
+            "kimi_linear", Where.CPU, Saves.ANY, ("kda", "attention"), example="kimi-linear-48b-a3b", note=_LATENT
         ),
         "KimiK3ForConditionalGeneration": Served(
-            "kimi_k3", Where.GPU, Saves.TAIL, ("kda", "attention"), note=f"{_MULTIMODAL}; {_LATENT}"
+            "kimi_k3", Where.GPU, Saves.ANY, ("kda", "attention"), note=f"{_MULTIMODAL}; {_LATENT}"
         ),
-        "KimiK3LinearForCausalLM": Served("kimi_linear", Where.GPU, Saves.TAIL, ("kda", "attention"), note=_LATENT),
-        "BailingMoeV3ForCausalLM": Served("bailing_hybrid", Where.GPU, Saves.TAIL, ("kda", "attention"), note="Ling 3"),
+        "KimiK3LinearForCausalLM": Served("kimi_linear", Where.GPU, Saves.ANY, ("kda", "attention"), note=_LATENT),
+        "BailingMoeV3ForCausalLM": Served("bailing_hybrid", Where.GPU, Saves.ANY, ("kda", "attention"), note="Ling 3"),
         "BailingMoeV3VLForConditionalGeneration": Served(
-            "bailing_moe_v3_vl", Where.GPU, Saves.TAIL, ("kda", "attention"), note=_MULTIMODAL
+            "bailing_moe_v3_vl", Where.GPU, Saves.ANY, ("kda", "attention"), note=_MULTIMODAL
         ),
         "Glm5NextForConditionalGeneration": Served("glm5_next", Where.GPU, Saves.STOCK, ("kda", "attention")),
         "BailingMoeV2_5ForCausalLM": Served(

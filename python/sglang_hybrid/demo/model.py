@@ -111,7 +111,7 @@ def _initialise(model: Any) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("A_log"):
-                weight.copy_(torch.linspace(-4, -1, weight.numel()))
+                weight.copy_(torch.linspace(-4, -1, weight.numel()).view_as(weight))
             elif name.endswith("dt_bias"):
                 weight.copy_(torch.linspace(-2, 0, weight.numel()))
             elif name.endswith(".D"):
@@ -196,6 +196,13 @@ def _conv(hidden: int = 128) -> Any:
     )
 
 
+def _kda() -> Any:
+    """Kimi-Linear: three layers of Kimi delta attention to one of latent attention, with a small mixture of experts."""
+    from sglang_hybrid.demo import kimi
+
+    return kimi.KimiLinear(kimi.config(_common(128)))
+
+
 def _attention(hidden: int = 128, blocks: int = 1) -> Any:
     """Qwen3: attention only, to show that models without recurrent layers are served too."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -234,6 +241,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "gdn-heads128": lambda: _gdn(hidden=1024, blocks=2, head=128),  # heads that every GPU kernel takes
     "mamba2": _mamba2,
     "conv": _conv,
+    "kda": _kda,
     "attention": _attention,
     VISION: lambda: vision.model(_common(128)),
     speculation.MTP: lambda: speculation.target(_common(128)),

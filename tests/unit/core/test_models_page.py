@@ -34,12 +34,11 @@ def test_a_row_has_the_layers_of_its_example(name: str) -> None:
 
 
 def test_what_a_cpu_computes() -> None:
-    """The kinds of layers that engine/cpu provides; latent attention is not among them."""
+    """The kinds of layers that engine/cpu provides."""
     for name, row in ARCHITECTURES.items():
         assert set(row.kinds) <= set(KINDS)
         if row.where is Where.CPU:
-            assert set(row.kinds) <= {"attention", "conv", "gdn", "mamba2"}, name
-            assert "latent" not in row.note
+            assert set(row.kinds) <= {"attention", "conv", "gdn", "kda", "mamba2"}, name
 
 
 def test_what_a_prefill_saves_goes_with_where_it_is_served() -> None:

@@ -81,11 +81,11 @@ def test_layers_without_cpu_kernels_are_refused_on_a_cpu(
 
 def test_a_gpu_model_is_refused_before_sizes_are_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """It took 10.9 GB of pools under a limit of 1 GB, said that it was active and died on the first request."""
-    config = {**QWEN3_NEXT, "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear"}
+    config = {**QWEN3_NEXT, "architectures": ["KimiK3LinearForCausalLM"], "model_type": "kimi_linear"}
     sizes = ("--max-total-tokens", "4096", "--max-mamba-cache-size", "64")
     for given in ((), sizes):
         line = refused(capsys, "--model-path", str(write(tmp_path, config)), "--device", "cpu", *given)
-        assert line.endswith(": KimiLinearForCausalLM")
+        assert line.endswith(": KimiK3LinearForCausalLM")
         assert "served on a GPU only" in line
 
 

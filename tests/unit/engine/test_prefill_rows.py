@@ -11,6 +11,7 @@ import torch
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward, kernels, prefill_states
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.engine.cpu import kda
 from sglang_hybrid_kernels import warm
 
 WINDOW = 4
@@ -114,6 +115,79 @@ def test_flashinfer_gives_the_states_behind_every_so_many_tokens(monkeypatch: py
     assert forward.inside_chunks() is None
 
 
+class KDAAttnBackend(Backend):
+    """By its name: Kimi delta attention, which copies a request's one state from a snapshot."""
+
+
+def test_kimi_delta_attention_leaves_starts_of_chunks_to_us() -> None:
+    backend = KDAAttnBackend("cpu", SimpleNamespace())
+    held = backend.forward_metadata
+    held.track_ssm_h_src, held.track_ssm_h_dst = torch.tensor([2]), torch.tensor([7])  # SGLang's, of the snapshot
+    assert a_pass(backend, POSITIONS, PREFIXES, LENGTHS)[1] == [True] * 5
+    found, beside, inside = columns(backend), forward.beside(), forward.inside_chunks()
+    assert (found["track_ssm_h_src"], found["track_ssm_h_dst"], found["track_ssm_final_dst"]) == ([2], [7], [102])
+    assert beside is not None
+    assert inside is not None
+    assert (beside.chunks.tolist(), beside.slots.tolist()) == ([1, 4, 5], [100, 103, 104])
+    chunks, pool = torch.randn(1, 7, 2, 3, 4, dtype=torch.bfloat16), torch.zeros(128, 2, 3, 4)
+    kernels.roll(None, backend, None, chunks, pool, held)
+    assert torch.equal(pool[[100, 103, 104]], chunks[0, [1, 4, 5]].float())
+    assert pool.flatten(1).any(1).nonzero().flatten().tolist() == [100, 103, 104]
+    a_pass(backend, [[], []], PREFIXES, LENGTHS)
+    assert forward.beside() is None
+
+
+def test_kimi_delta_attention_inside_a_chunk_equals_the_tokens_one_by_one() -> None:
+    heads, size, tokens = 2, 16, 100
+    backend = KDAAttnBackend("cpu", SimpleNamespace())
+    a_pass(backend, [[90], []], [0, 0], [tokens, 30])
+    rng = torch.Generator().manual_seed(1)
+    q, k, v, raw = (torch.randn(1, tokens + 30, heads, size, generator=rng) for _ in range(4))
+    beta, A_log = torch.randn(1, tokens + 30, heads, generator=rng), torch.zeros(1, 1, heads, 1)
+    dt_bias = torch.randn(heads * size, generator=rng)
+    pool, bounds = torch.zeros(128, heads, size, size), torch.tensor([0, tokens, tokens + 30], dtype=torch.int32)
+    more = {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": -4.0, "beta_is_raw": True, "query_start_loc": bounds}
+
+    def extend(_: Any, ssm_states: Any, query_start_loc: Any, **given: Any) -> Any:
+        return kda.chunk_kda(
+            **given, initial_state=ssm_states, cu_seqlens=query_start_loc, use_qk_l2norm_in_kernel=True,
+            output_intermediate_states=True,
+        )  # fmt: skip
+
+    _, chunks = kernels.keep_by_channel(extend, None, q, k, v, raw, beta, ssm_states=torch.zeros_like(pool[:2]), **more)
+    kernels.roll(None, backend, None, chunks, pool, backend.forward_metadata)
+    one = torch.zeros(1, heads, size, size)
+    for t in range(90):
+        now = (x[:, t : t + 1] for x in (q, k, v))
+        kda.recurrent_kda(
+            **dict(zip("qkv", now, strict=True)), a=raw[:, t : t + 1], b=beta[:, t : t + 1], A_log=A_log,
+            dt_bias=dt_bias, lower_bound=-4.0, initial_state_source=one, initial_state_indices=torch.tensor([0]),
+            is_kda=True,
+        )  # fmt: skip
+    torch.testing.assert_close(pool[100], one[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layers() -> None:
+    linear = SimpleNamespace(supports_prefill_graph_extend=lambda: True)
+    graphs = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear))
+    elsewhere = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=SimpleNamespace()))
+    alone, voting = SimpleNamespace(global_num_tokens_cpu=None), SimpleNamespace(global_num_tokens_cpu=[3, 4])
+
+    def carried(positions: list[int]) -> None:
+        req = SimpleNamespace()
+        tracked(req).planned.extend(Checkpoint(at, at, torch.tensor([9])) for at in positions)
+        batch = SimpleNamespace(forward_mode=Extending(), reqs=[req], prefix_lens=[0], extend_lens=[200])
+        forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
+
+    carried([64])
+    assert forward.outside_a_graph(True, graphs, alone) is False
+    assert forward.outside_a_graph(True, graphs, voting) is None
+    assert forward.outside_a_graph(True, elsewhere, alone) is None
+    assert forward.outside_a_graph(False, graphs, alone) is None
+    carried([])
+    assert forward.outside_a_graph(True, graphs, alone) is None
+
+
 def test_flashinfers_plan_for_sglang_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "checkpoint_grid", lambda: 0)
     backend = Backend("cpu", flashinfer())
@@ -204,7 +278,8 @@ def runner(
         (runner("Mamba2AttnBackend", model="FalconMambaForCausalLM"), {}, 0, ""),  # its mixer asserts
         (runner("GDNAttnBackend", model="JetNemotronForCausalLM"), {}, 0, ""),  # its block has code of its own
         (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 0, ""),
-        (runner("KDAAttnBackend"), {}, 0, ""),
+        (runner("KDAAttnBackend", "TritonKDAKernel"), {}, 64, ""),
+        (runner("KDAAttnBackend", "FlashKDAKernel"), {}, 0, "--linear-attn-prefill-backend triton"),
         (runner("GDNAttnBackend"), {"speculative_algorithm": "EAGLE"}, 64, ""),  # a prefill is one all the same
         (
             runner("GDNAttnBackend"),
@@ -235,9 +310,10 @@ def test_kernels_are_warmed_for_the_heads_of_the_rank(monkeypatch: pytest.Monkey
     conv, temporal = torch.zeros(3, 5, 8, WINDOW, dtype=torch.bfloat16), torch.zeros(3, 5, 4, 6, 7)
     pool = SimpleNamespace(mamba_cache=SimpleNamespace(conv=[conv], temporal=temporal))
     config = SimpleNamespace(linear_num_value_heads=heads, linear_num_key_heads=4)  # the rank has half of them
-    kernels.warm(pool, config, torch.bfloat16)
-    given = {"key_heads": 2, "token_dtype": torch.bfloat16, "l2norm": True}
+    model_runner = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=config), dtype=torch.bfloat16)
+    kernels.warm(pool, model_runner)
+    given = {"key_heads": 2, "token_dtype": torch.bfloat16, "by_channel": False, "l2norm": True}
     assert warmed == [("copy", [torch.bfloat16, torch.float32]), ("state", ((5, 4, 6, 7), given))][: 2 if heads else 1]
     monkeypatch.setattr(kernels, "ours", lambda _: False)
-    kernels.warm(pool, config, torch.bfloat16)
+    kernels.warm(pool, model_runner)
     assert len(warmed) == (2 if heads else 1), "SGLang's own are not ours to warm"

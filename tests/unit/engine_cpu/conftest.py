@@ -12,13 +12,17 @@ def _l2norm(x):
 
 
 def gated_delta_rule(q, k, v, g, beta, state):
-    """One sequence: q, k [T, HK, K], v [T, HV, V], g, beta [T, HV], state [HV, V, K] -> output, states [T + 1, ...]."""
+    """One sequence: q, k [T, HK, K], v [T, HV, V], beta [T, HV], state [HV, V, K]; g [T, HV] or [T, HV, K].
+
+    Returns the output and the states [T + 1, ...].
+    """
     rep = v.shape[1] // q.shape[1]
     q, k = (_l2norm(x.double()).repeat_interleave(rep, 1) for x in (q, k))
     q = q * q.shape[-1] ** -0.5
     states, outputs = [state.double()], []
     for t in range(v.shape[0]):
-        s = states[-1] * g[t].double().exp()[:, None, None]
+        kept = g[t].double().exp()
+        s = states[-1] * (kept[:, None] if kept.dim() == 2 else kept[:, None, None])
         error = v[t].double() - torch.einsum("hvk,hk->hv", s, k[t])
         s = s + torch.einsum("hv,hk->hvk", error * beta[t].double()[:, None], k[t])
         states.append(s)

@@ -201,9 +201,9 @@ def test_decode_goes_on_from_a_prefill(rng):
     torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-4)
 
 
-def test_per_channel_decay_is_refused(rng):
+def test_another_softplus_is_refused(rng):
     q, k, v, _, _ = inputs(rng, 1)
-    with pytest.raises(NotImplementedError, match="is_kda=True"):
+    with pytest.raises(NotImplementedError, match=r"beta=2\.0"):
         gdn.recurrent_gated_delta_rule(
-            *[torch.zeros(4)] * 2, q, k, v, *[torch.zeros(1, 4)] * 2, pool(rng, 1), torch.tensor([0]), is_kda=True
+            *[torch.zeros(4)] * 2, q, k, v, *[torch.zeros(1, 4)] * 2, pool(rng, 1), torch.tensor([0]), softplus_beta=2.0
         )

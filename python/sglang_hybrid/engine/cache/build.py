@@ -92,9 +92,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     if config.memory == "elastic":
         pools += (PoolKind.BYTES,)
     victims = watched(decisions, TYPES["kv"], TYPES["state"], watches=scores, pools=pools)
-    kernels.warm(
-        ctx.params.req_to_token_pool.mamba_pool, ctx.model_config.hf_text_config, ctx.tp_worker.model_runner.dtype
-    )
+    kernels.warm(ctx.params.req_to_token_pool.mamba_pool, ctx.tp_worker.model_runner)
     if ctx.tp_rank == 0:
         logger.info("kernels of the cache: %s", kernels.describe(device))
         if admits and not prefill.step:

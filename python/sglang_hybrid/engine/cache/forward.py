@@ -5,6 +5,9 @@ them per request into a slot of the cache. The copy is an indexed assignment, so
 second row: no kernel changes, on a CPU or a GPU, with or without the extra buffer. A state inside a chunk is rolled
 forward from the chunk's start by `sglang_hybrid_kernels.state_at` (kernels.py). Nothing here waits for the device: what
 is computed on the host goes there in one copy from pinned memory. Ran on an H200, GDN by Triton's prefill.
+
+Kimi delta attention copies a request's one state from a snapshot instead, so that its further rows are written behind
+SGLang's own copy (`kernels.roll`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from itertools import accumulate
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.prefill_states import chunk_tokens
+from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 
 
@@ -62,14 +65,28 @@ class _Inside:
     slots: Any
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """States at starts of chunks that SGLang's own copy leaves out: where the kernel puts them, and slots; each [n]."""
+
+    chunks: Any
+    slots: Any
+
+
 _pending: _Pending | None = None
 _inside: _Inside | None = None
+_beside: _Beside | None = None
 _unmasked: Any = None  # metadata with rows of ours in a batch without a mask
 
 
 def inside_chunks() -> _Inside | None:
     """What our kernel has to add to the running pass, None for nothing."""
     return _inside
+
+
+def beside() -> _Beside | None:
+    """Which states of the running pass SGLang leaves to us, None for none."""
+    return _beside
 
 
 def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -93,14 +110,14 @@ def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: 
 
 
 def extend(_: Any, backend: Any, forward_batch: Any) -> None:
-    """AFTER hook of init_forward_metadata of GDNAttnBackend and Mamba2AttnBackend: add the rows.
+    """AFTER hook of init_forward_metadata of GDNAttnBackend, KDAAttnBackend and Mamba2AttnBackend: add the rows.
 
     Not where the linear layers run on index sets of a capture: those are made elsewhere, and the states stay unwritten.
     """
-    global _inside, _pending, _unmasked
+    global _beside, _inside, _pending, _unmasked
     import torch
 
-    pending, _pending, _inside, _unmasked = _pending, None, None, None
+    pending, _pending, _inside, _beside, _unmasked = _pending, None, None, None, None
     metadata = backend.forward_metadata
     if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
         return
@@ -109,7 +126,7 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
         return
     dispatcher = getattr(backend, "kernel_dispatcher", None)
     every = 0
-    if dispatcher is not None and dispatcher.extend_uses_state_checkpoints:
+    if getattr(dispatcher, "extend_uses_state_checkpoints", False):
         every = int(metadata.state_checkpoint_every_n_tokens) or compat.checkpoint_grid()
     window = int(backend.conv_states_shape[-1])
     rows = _rows(pending, chunk_tokens(backend), every, window, one_grid=dispatcher is None)
@@ -131,6 +148,10 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     add("conv_states_mask_indices", slots)
     add("track_ssm_final_src", metadata.mamba_cache_indices[table[finals, 0]].long())
     add("track_ssm_final_dst", slots[finals])
+    if is_by_channel(backend):
+        if chunks.start < chunks.stop:
+            _beside = _Beside(table[chunks, 0], slots[chunks])
+        chunks = slice(0, 0)
     add("track_ssm_h_src", table[chunks, 0])
     add("track_ssm_h_dst", slots[chunks])
     if dispatcher is None:
@@ -147,6 +168,19 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     metadata.has_mamba_track_mask = True
     for row in rows:
         row.checkpoint.written = True
+
+
+def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
+    """AFTER hook of the choice of a CUDA graph for a prefill: a pass with rows of ours runs outside one.
+
+    Kimi delta attention runs inside the graph from SGLang 0.5.23 on, and writes there what was planned at the capture.
+    Ranks agree on their rows; groups of data-parallel attention, which vote, do not, and their rows stay unwritten.
+    """
+    if not can or not _pending or batch.global_num_tokens_cpu is not None:
+        return None
+    backend = getattr(runner.attn_backend, "linear_attn_backend", None)
+    inside = getattr(backend, "supports_prefill_graph_extend", None)
+    return False if inside is not None and inside() else None
 
 
 def mix(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:

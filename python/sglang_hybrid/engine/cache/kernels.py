@@ -1,8 +1,8 @@
 """The two kernel operations the cache uses: copies of states between slots, and states at positions inside a chunk.
 
 `SGLANG_HYBRID_KERNELS` chooses: `auto` takes ours on a CPU and SGLang's own on a GPU, where ours were run on one H200;
-`triton` and `naive` take ours everywhere. Positions inside a chunk are then had for gated-delta-rule layers; elsewhere
-the state at the start of the chunk serves instead.
+`triton` and `naive` take ours everywhere. Positions inside a chunk are then had for delta-rule layers; elsewhere the
+state at the start of the chunk serves instead.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.prefill_states import is_by_channel
 from sglang_hybrid_kernels import dispatch
 
 
@@ -42,11 +43,10 @@ def _tensors(cache: Any) -> list[Any]:
     return [tensor for tensor in (*cache.conv, cache.temporal) if tensor.numel()]
 
 
-def warm(pool: Any, config: Any, tokens: Any) -> None:
-    """Compile and load what serving will launch, for SGLang's `pool` of states and activations of type `tokens`.
+def warm(pool: Any, model_runner: Any) -> None:
+    """Compile and load what serving will launch, for SGLang's `pool` of states of the model that `model_runner` has.
 
     In the middle of serving it would take seconds, and loading it while other ranks wait in a collective can hang.
-    `config` is that of the model's text part.
     """
     cache = pool.mamba_cache
     if not ours(cache.temporal.device.type):
@@ -54,10 +54,14 @@ def warm(pool: Any, config: Any, tokens: Any) -> None:
     from sglang_hybrid_kernels.warm import warm_copy_slots, warm_state_at
 
     warm_copy_slots(_tensors(cache))
+    config, held = model_runner.model_config.hf_text_config, cache.temporal.shape[2]  # each rank has its share of heads
     heads = getattr(config, "linear_num_value_heads", 0)
-    if heads:  # a gated delta rule, whose states inside a chunk are ours; each rank has its share of the heads
-        key_heads = config.linear_num_key_heads * cache.temporal.shape[2] // heads
-        warm_state_at(cache.temporal[0], key_heads=key_heads, token_dtype=tokens, l2norm=True)
+    by_channel = is_by_channel(getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None))
+    if heads or by_channel:  # a delta rule, whose states inside a chunk are ours
+        key_heads = held if by_channel else config.linear_num_key_heads * held // heads
+        warm_state_at(
+            cache.temporal[0], key_heads=key_heads, token_dtype=model_runner.dtype, by_channel=by_channel, l2norm=True
+        )
 
 
 _chunks: tuple[Any, ...] | None = None
@@ -75,9 +79,28 @@ def keep(original: Any, dispatcher: Any, q: Any, k: Any, v: Any, g: Any, beta: A
     return result
 
 
-def roll(_: Any, backend: Any, batch: Any, h: Any, ssm_states: Any, *args: Any, **kwargs: Any) -> None:
-    """AFTER hook of the tracking behind a prefill: write the states wanted inside its chunks to the pool."""
+def keep_by_channel(original: Any, dispatcher: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, **more: Any) -> Any:
+    """AROUND hook of the KDA prefill: the same, whose decay and strength SGLang gives to the kernel unready."""
     global _chunks
+    result = original(dispatcher, q=q, k=k, v=v, g=g, beta=beta, **more)
+    if forward.inside_chunks() is not None and isinstance(result, tuple) and result[1] is not None:
+        from sglang_hybrid_kernels.gates import log_decay
+
+        decay = log_decay(g, more["A_log"], more["dt_bias"], more.get("lower_bound"))
+        strength = beta.float().sigmoid() if more.get("beta_is_raw") else beta
+        _chunks = (*(x.squeeze(0) for x in (result[1], k, v, decay, strength)), more["query_start_loc"])
+    return result
+
+
+def roll(_: Any, backend: Any, batch: Any, h: Any, ssm_states: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER hook of the tracking behind a prefill: write the states that it leaves to us to the pool.
+
+    They are those inside chunks, and with Kimi delta attention those at starts of chunks too.
+    """
+    global _chunks
+    beside = forward.beside()
+    if beside is not None and h is not None:
+        ssm_states[beside.slots] = h.squeeze(0)[beside.chunks].to(ssm_states.dtype)
     kept, _chunks, wanted = _chunks, None, forward.inside_chunks()
     if kept is None or wanted is None:
         return

@@ -55,19 +55,25 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
         if "track_ssm_recompute_dst" not in getattr(_metadata_type(), "__dataclass_fields__", {}):
             return PrefillStates(0, "Mamba-2 kernels before SGLang 0.5.21", "SGLang 0.5.21 or newer")
         return PrefillStates(chunk_tokens(backend), "chunks of the Mamba-2 kernels")
-    if kind != "GDNAttnBackend":
+    if kind != "GDNAttnBackend" and not is_by_channel(backend):
         return PrefillStates(0, f"{kind}, whose kernels keep the others to themselves")
-    kernel = type(backend.kernel_dispatcher.extend_kernel).__name__
-    if backend.kernel_dispatcher.extend_uses_state_checkpoints:
+    dispatcher = backend.kernel_dispatcher
+    kernel = type(dispatcher.extend_kernel).__name__
+    if getattr(dispatcher, "extend_uses_state_checkpoints", False):
         seen = "not seen on a card yet, as --linear-attn-prefill-backend triton was"
         return PrefillStates(compat.checkpoint_grid(), f"FlashInfer's checkpoints, as precise as the pool ({seen})")
-    if kernel != "TritonGDNKernel":  # the CuTe one, for example
+    if kernel not in ("TritonGDNKernel", "TritonKDAKernel"):  # the CuTe one, for example
         remedy = "--linear-attn-prefill-backend triton"
         return PrefillStates(0, f"{kernel}, which keeps the others to itself", remedy)
     source = f"chunks of the delta-rule kernel, as {str(model_runner.dtype).removeprefix('torch.')}"
     if inside:
         return PrefillStates(1, f"{source}, and our kernel inside a chunk")
     return PrefillStates(chunk_tokens(backend), source)
+
+
+def is_by_channel(backend: Any) -> bool:
+    """Whether `backend` runs a delta rule that forgets by channel: Kimi delta attention."""
+    return type(backend).__name__ == "KDAAttnBackend"
 
 
 def is_one_graph(settings: Any) -> bool:

@@ -82,6 +82,16 @@ def extend(
     return output
 
 
+def absorbed(_: Any, attention: Any, *__: Any) -> Any:
+    """AFTER hook of the choice of a method for latent attention: new tokens see latents, as those of the prefix.
+
+    SGLang's other methods give the backend keys and values of the new tokens beside the pool, where `extend` looks.
+    """
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    return AttnForwardMethod.MLA
+
+
 def rows(
     query: torch.Tensor,
     k_cache: torch.Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,3 +54,8 @@ def fused_gate_sigmoid_mul_add(
     """The gated shared expert: final_hidden_states += sigmoid(hidden_states w) shared_output; all [T, D], w of D."""
     gate = torch.mv(hidden_states.float(), gate_weight.float().flatten()).sigmoid_().unsqueeze(-1)
     final_hidden_states += (gate * shared_output.float()).to(final_hidden_states.dtype)
+
+
+def scale_in_router(_: None, experts: Any, *__: Any, **___: Any) -> None:
+    """AFTER hook of KimiMoE.__init__: the router applies `routed_scaling_factor`, which experts on a CPU leave out."""
+    experts.topk.topk_config.apply_routed_scaling_factor_on_output = True

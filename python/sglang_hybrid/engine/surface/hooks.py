@@ -10,6 +10,7 @@ _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
 _ATTENTION = "srt.layers.attention."
 _MAMBA = _ATTENTION + "hybrid_linear_attn_backend:"
+_KDA = "srt.layers.attention.linear."
 _GDN = _ATTENTION + "linear.gdn_backend:"
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
@@ -114,6 +115,14 @@ HOOKS: tuple[Hook, ...] = (
         for name in ("__init__", "load_lora_adapter", "fetch_new_loras", "prepare_lora_batch")
     ),
     Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
+    Hook(
+        "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        "AFTER",
+        "cpu.attention:absorbed",
+        SCHEDULER,
+        "cpu",
+    ),
+    Hook("srt.models.kimi_linear:KimiMoE.__init__", "AFTER", "cpu.fused:scale_in_router", SCHEDULER, "cpu"),
     # SGLang 0.5.22 corrected itself.
     *(
         Hook(
@@ -131,6 +140,14 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(_KDA + "kda_backend:KDAAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(
+        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph",
+        "AFTER",
+        "cache.forward:outside_a_graph",
+        SCHEDULER,
+        since="0.5.23",
+    ),
     Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
@@ -145,6 +162,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
     Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
+    Hook(_KDA + "kda_backend:KDAKernelDispatcher.extend", "AROUND", "cache.kernels:keep_by_channel", SCHEDULER),
     Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.kernels:roll", SCHEDULER),
     Hook(
         "srt.observability.metrics_collector:SchedulerMetricsCollector.init_new",
@@ -278,10 +296,20 @@ REPLACED: tuple[Replaced, ...] = (
     # LFM2's short convolutions take theirs from here; it names them where its module is imported, later than this.
     Replaced(_SHORT + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
     Replaced(_SHORT + "causal_conv1d_update", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu"),
+    # Kimi delta attention: Triton kernels everywhere.
+    Replaced(_KDA + "kernels.kda_triton:chunk_kda", "cpu.kda:chunk_kda", SCHEDULER, "cpu", absent=True),
+    Replaced(
+        _KDA + "kernels.kda_triton:fused_sigmoid_gating_delta_rule_update",
+        "cpu.kda:recurrent_kda",
+        SCHEDULER,
+        "cpu",
+        absent=True,
+    ),
+    Replaced(_KDA + "kda_backend:causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
     # HiCache's pools in host memory import theirs on other platforms only, too.
     *(
         Replaced(f"{HOST_POOLS}{pool}:{name}", f"hicache.copies:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
-        for pool in ("mha", "mamba")
+        for pool in ("mha", "mla", "mamba")
         for name, ours in (
             ("transfer_kv_per_layer_direct_pf_lf", "load_layer"),
             ("transfer_kv_all_layer_direct_lf_pf", "back_up_layers"),

@@ -35,6 +35,13 @@ USES: tuple[Use, ...] = (
     Use("srt.entrypoints.openai.protocol:ResponsesResponse", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai:protocol", IMPORT, "frontend.usage", HTTP),
     Use("srt.environ:envs", IMPORT, "launch.slots", LAUNCHER),
+    Use(
+        "srt.models.deepseek_common.attention_forward_methods.forward_methods:AttnForwardMethod",
+        IMPORT,
+        "cpu.attention",
+        SCHEDULER,
+        when="cpu",
+    ),
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "frontend.mistakes pools.hooks", SCHEDULER),
