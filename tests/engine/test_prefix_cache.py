@@ -74,7 +74,7 @@ def test_the_second_turn_continues_from_the_first(serve: Callable[..., Client], 
 def test_windows_are_all_the_state_that_a_second_turn_needs(
     serve: Callable[..., Client], references: Callable[[str], Reference]
 ) -> None:
-    """LFM2: a state has no recurrent part, and a prefill saves that of its end."""
+    """LFM2: a state has no recurrent part, so a prefill saves those of its end, of branch points and boundaries."""
     client, reference, rng = serve("conv"), references("conv"), random.Random(14)
     history, end = words(rng, 200), 1
     for _ in range(3):
@@ -83,9 +83,18 @@ def test_windows_are_all_the_state_that_a_second_turn_needs(
         reference.assert_greedy(history, answer)
         end = len(history) + len(answer)
         history = history + answer + words(rng, 30)
-    for _ in range(2):  # two branches of it: the end of a prefill is no branch point, so nothing is wrongly reused
+    hits = []
+    for _ in range(3):
         fork = history[:150] + words(rng, 60)
-        reference.assert_greedy(fork, client.generate(fork)[0])
+        output, cached = client.generate(fork)
+        reference.assert_greedy(fork, output)
+        hits.append(cached)
+    assert hits == [0, 150, 150], "the first to branch saves the branch point"
+    marked = words(rng, 333)
+    named = {"sampling_params": {"temperature": 0, "max_new_tokens": 8, "custom_params": {"cache_boundaries": [333]}}}
+    client.post("/generate", {"input_ids": marked + words(rng, 90), **named})
+    output, cached = client.generate(marked + words(rng, 90))
+    assert cached == 333
 
 
 @pytest.mark.slow

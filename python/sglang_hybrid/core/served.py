@@ -149,13 +149,13 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "FalconMambaForCausalLM": Served("falcon_mamba", Where.GPU, Saves.TAIL, ("mamba1",), example="falcon-mamba-7b"),
         "JambaForCausalLM": Served("jamba", Where.SPEC, Saves.NONE, ("mamba1", "attention"), example="jamba-1.5-mini"),
         "Lfm2ForCausalLM": Served(
-            "lfm2", Where.CPU, Saves.TAIL, ("conv", "attention"), example="lfm2-1.2b", extra_buffer=False
+            "lfm2", Where.CPU, Saves.ANY, ("conv", "attention"), example="lfm2-1.2b", extra_buffer=False
         ),
         "Lfm2MoeForCausalLM": Served(
-            "lfm2_moe", Where.CPU, Saves.TAIL, ("conv", "attention"), example="lfm2-8b-a1b", extra_buffer=False
+            "lfm2_moe", Where.CPU, Saves.ANY, ("conv", "attention"), example="lfm2-8b-a1b", extra_buffer=False
         ),
         "Lfm2VlForConditionalGeneration": Served(
-            "lfm2_vl", Where.GPU, Saves.TAIL, ("conv", "attention"), note=_MULTIMODAL
+            "lfm2_vl", Where.GPU, Saves.ANY, ("conv", "attention"), note=_MULTIMODAL
         ),
         "ZayaForCausalLM": Served("zaya", Where.GPU, Saves.TAIL, ("cca",), example="zaya1-8b"),
         "InklingForConditionalGeneration": Served("inkling_mm_model", Where.GPU, Saves.STOCK, ("conv", "attention")),

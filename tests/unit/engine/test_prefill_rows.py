@@ -168,9 +168,12 @@ def test_kimi_delta_attention_inside_a_chunk_equals_the_tokens_one_by_one() -> N
 
 
 def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layers() -> None:
+    def running(backend: Any) -> Any:
+        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend)))
+
     linear = SimpleNamespace(supports_prefill_graph_extend=lambda: True)
-    graphs = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear))
-    elsewhere = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=SimpleNamespace()))
+    graphs = running(linear)
+    elsewhere = running(SimpleNamespace())
     alone, voting = SimpleNamespace(global_num_tokens_cpu=None), SimpleNamespace(global_num_tokens_cpu=[3, 4])
 
     def carried(positions: list[int]) -> None:
@@ -181,6 +184,7 @@ def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layer
 
     carried([64])
     assert forward.outside_a_graph(True, graphs, alone) is False
+    assert forward.outside_a_graph(True, running(type("ShortConvAttnBackend", (), {})()), alone) is False
     assert forward.outside_a_graph(True, graphs, voting) is None
     assert forward.outside_a_graph(True, elsewhere, alone) is None
     assert forward.outside_a_graph(False, graphs, alone) is None
@@ -277,7 +281,8 @@ def runner(
         (runner("Mamba2AttnBackend", model="OfNextYear"), {}, 64, ""),
         (runner("Mamba2AttnBackend", model="FalconMambaForCausalLM"), {}, 0, ""),  # its mixer asserts
         (runner("GDNAttnBackend", model="JetNemotronForCausalLM"), {}, 0, ""),  # its block has code of its own
-        (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 0, ""),
+        (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 1, ""),
+        (runner("ShortConvAttnBackend", model="ZayaForCausalLM"), {}, 0, ""),  # two stages and the token before
         (runner("KDAAttnBackend", "TritonKDAKernel"), {}, 64, ""),
         (runner("KDAAttnBackend", "FlashKDAKernel"), {}, 0, "--linear-attn-prefill-backend triton"),
         (runner("GDNAttnBackend"), {"speculative_algorithm": "EAGLE"}, 64, ""),  # a prefill is one all the same
@@ -296,7 +301,7 @@ def test_what_a_prefill_gives_back(
     monkeypatch.setattr(compat, "resolved", lambda args: args)
     found = prefill_states.of(model_runner, SimpleNamespace(**settings), inside=False)
     assert (found.step, found.remedy) == (step, remedy)
-    assert ("every" in found.summary()) is bool(step)
+    assert ("every" in found.summary()) is (step > 1)
     assert remedy in found.shortcoming()
 
 

@@ -20,12 +20,12 @@ from itertools import accumulate
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel
+from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel, is_short_convolution
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 
 
 @dataclass
-class _Pending:
+class Pending:
     """Rows of the batch whose forward pass comes next, and its lengths, by which the pass knows them for its own.
 
     SGLang copies a ForwardBatch field by field on the way to the backend, so an attribute of ours would be lost.
@@ -73,7 +73,7 @@ class _Beside:
     slots: Any
 
 
-_pending: _Pending | None = None
+_pending: Pending | None = None
 _inside: _Inside | None = None
 _beside: _Beside | None = None
 _unmasked: Any = None  # metadata with rows of ours in a batch without a mask
@@ -106,7 +106,17 @@ def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: 
     planned = [tracked(batch.reqs[row]).planned for row in plain]
     rows = [(row, c) for row, checkpoints in enumerate(planned) for c in checkpoints if c.slot is not None]
     if rows:
-        _pending = _Pending(rows, [batch.prefix_lens[row] for row in plain], [batch.extend_lens[row] for row in plain])
+        _pending = Pending(rows, [batch.prefix_lens[row] for row in plain], [batch.extend_lens[row] for row in plain])
+
+
+def take(metadata: Any, forward_batch: Any) -> Pending | None:
+    """The rows of the pass that begins, None if it has none; they are given out once."""
+    global _pending
+    pending, _pending = _pending, None
+    if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
+        return None
+    passed = list(forward_batch.extend_prefix_lens_cpu or ()), list(forward_batch.extend_seq_lens_cpu or ())
+    return pending if passed == (pending.prefix_lens, pending.extend_lens) else None
 
 
 def extend(_: Any, backend: Any, forward_batch: Any) -> None:
@@ -114,15 +124,13 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
 
     Not where the linear layers run on index sets of a capture: those are made elsewhere, and the states stay unwritten.
     """
-    global _beside, _inside, _pending, _unmasked
+    global _beside, _inside, _unmasked
     import torch
 
-    pending, _pending, _inside, _beside, _unmasked = _pending, None, None, None, None
+    _inside = _beside = _unmasked = None
     metadata = backend.forward_metadata
-    if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
-        return
-    passed = list(forward_batch.extend_prefix_lens_cpu or ()), list(forward_batch.extend_seq_lens_cpu or ())
-    if passed != (pending.prefix_lens, pending.extend_lens):
+    pending = take(metadata, forward_batch)
+    if pending is None:
         return
     dispatcher = getattr(backend, "kernel_dispatcher", None)
     every = 0
@@ -173,14 +181,15 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
     """AFTER hook of the choice of a CUDA graph for a prefill: a pass with rows of ours runs outside one.
 
-    Kimi delta attention runs inside the graph from SGLang 0.5.23 on, and writes there what was planned at the capture.
-    Ranks agree on their rows; groups of data-parallel attention, which vote, do not, and their rows stay unwritten.
+    Most recurrent layers run between the pieces of a graph. Short convolutions are part of it, and from SGLang 0.5.23
+    on so is Kimi delta attention: what was planned at the capture is written there, and nothing else. Ranks agree on
+    their rows; groups of data-parallel attention, which vote on graphs, do not, and their rows stay unwritten.
     """
     if not can or not _pending or batch.global_num_tokens_cpu is not None:
         return None
-    backend = getattr(runner.attn_backend, "linear_attn_backend", None)
+    backend = getattr(runner.model_runner.attn_backend, "linear_attn_backend", None)
     inside = getattr(backend, "supports_prefill_graph_extend", None)
-    return False if inside is not None and inside() else None
+    return False if is_short_convolution(backend) or (inside is not None and inside()) else None
 
 
 def mix(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -208,12 +217,12 @@ def with_mask(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         batch.mamba_track_mask = None
 
 
-def _starts(pending: _Pending, every: int) -> list[int]:
+def _starts(pending: Pending, every: int) -> list[int]:
     """Of a kernel that gives back a state behind every `every` tokens of a request: the first of each, and the end."""
     return list(accumulate((n // every for n in pending.extend_lens), initial=0))
 
 
-def _rows(pending: _Pending, chunk: int, every: int, window: int, one_grid: bool) -> list[_Row]:
+def _rows(pending: Pending, chunk: int, every: int, window: int, one_grid: bool) -> list[_Row]:
     """What is pending, by source.
 
     Kernels give back the state before every chunk of `chunk` tokens, of each request or, with `one_grid`, of the batch;

@@ -50,6 +50,8 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     if row is not None and row.saves is Saves.TAIL and kind in ("GDNAttnBackend", "Mamba2AttnBackend"):
         # Mamba-1 and JetBlocks run their own code inside these backends. It writes no further states; Mamba-1 asserts.
         return PrefillStates(0, f"{architecture}, whose layers keep the others to themselves")
+    if is_short_convolution(backend) and row is not None and row.saves is Saves.ANY:
+        return PrefillStates(1, "inputs of the convolutions")
     if kind == "Mamba2AttnBackend":
         # Before 0.5.21 its states lie on a grid that several requests in one pass do not share.
         if "track_ssm_recompute_dst" not in getattr(_metadata_type(), "__dataclass_fields__", {}):
@@ -74,6 +76,11 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
 def is_by_channel(backend: Any) -> bool:
     """Whether `backend` runs a delta rule that forgets by channel: Kimi delta attention."""
     return type(backend).__name__ == "KDAAttnBackend"
+
+
+def is_short_convolution(backend: Any) -> bool:
+    """Whether `backend` keeps convolution windows beside layers that compute them by themselves."""
+    return type(backend).__name__ == "ShortConvAttnBackend"
 
 
 def is_one_graph(settings: Any) -> bool:

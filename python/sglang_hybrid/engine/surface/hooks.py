@@ -146,7 +146,16 @@ HOOKS: tuple[Hook, ...] = (
         "AFTER",
         "cache.forward:outside_a_graph",
         SCHEDULER,
-        since="0.5.23",
+    ),
+    Hook(
+        "srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend.init_forward_metadata",
+        "AFTER",
+        "cache.windows:plan",
+        SCHEDULER,
+    ),
+    *(
+        Hook(f"srt.models.{module}:causal_conv1d_fn", "AROUND", "cache.windows:save", SCHEDULER)
+        for module in ("lfm2", "lfm2_moe")
     ),
     Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
@@ -279,7 +288,6 @@ HOOKS: tuple[Hook, ...] = (
 """In the order in which they run where two have one target."""
 
 _MIXER = "srt.layers.attention.mamba.mamba:"
-_SHORT = "srt.layers.attention.mamba.causal_conv1d:"
 HOST_POOLS = "srt.mem_cache.pool_host."
 """HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _BUILDER = "srt.mem_cache.kv_cache_configurator:"
@@ -293,9 +301,11 @@ REPLACED: tuple[Replaced, ...] = (
     Replaced(
         _MIXER + "causal_conv1d_update_triton", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu", absent=True
     ),
-    # LFM2's short convolutions take theirs from here; it names them where its module is imported, later than this.
-    Replaced(_SHORT + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
-    Replaced(_SHORT + "causal_conv1d_update", "cpu.causal_conv:causal_conv1d_update", SCHEDULER, "cpu"),
+    *(
+        Replaced(f"srt.models.{module}:{name}", f"cpu.causal_conv:{name}", SCHEDULER, "cpu")
+        for module in ("lfm2", "lfm2_moe")
+        for name in ("causal_conv1d_fn", "causal_conv1d_update")
+    ),
     # Kimi delta attention: Triton kernels everywhere.
     Replaced(_KDA + "kernels.kda_triton:chunk_kda", "cpu.kda:chunk_kda", SCHEDULER, "cpu", absent=True),
     Replaced(

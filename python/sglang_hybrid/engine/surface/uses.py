@@ -187,7 +187,7 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase._translate_mamba_indices",
         PRIVATE,
-        "cache.forward",
+        "cache.forward cache.windows",
         SCHEDULER,
     ),
     Use(

@@ -1,0 +1,62 @@
+"""Further states of a prefill of LFM2, whose layers keep the last inputs of a convolution and nothing else.
+
+Such a state is known at any token: it is cut out of what the convolution is given. No kernel and no mask of SGLang's is
+involved. A layer says that it ran by setting `written`: one inside a CUDA graph does not get here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.requests import Checkpoint
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """Of the running pass: tokens of each window [n, width], slots [n], and whose they are."""
+
+    tokens: Any
+    slots: Any
+    checkpoints: tuple[Checkpoint, ...]
+
+
+_cuts: _Cuts | None = None
+
+
+def plan(_: Any, backend: Any, forward_batch: Any) -> None:
+    """AFTER hook of ShortConvAttnBackend.init_forward_metadata: which windows of the coming pass to keep."""
+    global _cuts
+    import torch
+
+    _cuts = None
+    metadata = backend.forward_metadata
+    pending = forward.take(metadata, forward_batch)
+    if pending is None:
+        return
+    width = int(backend.conv_states_shape[-1])
+    begins = list(accumulate(pending.extend_lens, initial=0))
+    kept, ends = [], []
+    for row, checkpoint in pending.rows:
+        offset = checkpoint.position - pending.prefix_lens[row]
+        if checkpoint.slot is not None and width <= offset <= pending.extend_lens[row]:
+            kept.append(checkpoint)
+            ends.append(begins[row] + offset)
+    if not kept:
+        return
+    device = metadata.query_start_loc.device
+    host = torch.tensor([range(end - width, end) for end in ends], pin_memory=device.type == "cuda")
+    slots = torch.cat([checkpoint.slot.view(-1) for checkpoint in kept if checkpoint.slot is not None]).long()
+    _cuts = _Cuts(host.to(device, non_blocking=True), backend._translate_mamba_indices(slots), tuple(kept))
+
+
+def save(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of the convolution of a prefill, x [channels, tokens]: cut the windows into `conv_states`."""
+    if _cuts is not None:
+        states = kwargs["conv_states"]
+        states[_cuts.slots] = x[:, _cuts.tokens].transpose(0, 1).to(states.dtype)
+        for checkpoint in _cuts.checkpoints:
+            checkpoint.written = True
+    return original(x, *args, **kwargs)
