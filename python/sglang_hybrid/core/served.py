@@ -32,8 +32,8 @@ class Served:
     """One architecture: `model_type` of its configuration, and the kinds of its layers that keep something.
 
     Kinds are of `core.layers.KINDS`. `example` is the preset whose sizes are shown. `extra_buffer`: SGLang allows that
-    strategy for it. `not_on_cpu`: a kind of layer with which a CPU does not compute it. Models without costs
-    (`families.UNPRICED`) run on SGLang's own cache.
+    strategy for it. `not_on_cpu`: a kind of layer with which a CPU does not compute it. `cpu_since`: the version of
+    SGLang whose model a CPU can build. Models without costs (`families.UNPRICED`) run on SGLang's own cache.
     """
 
     model_type: str
@@ -44,6 +44,7 @@ class Served:
     note: str = ""
     extra_buffer: bool = True
     not_on_cpu: str = ""
+    cpu_since: str = ""
 
 
 _MULTIMODAL = "the text part of a multimodal model"
@@ -82,7 +83,13 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         ),
         "Qwen4ExpForConditionalGeneration": Served("qwen4_exp", Where.GPU, Saves.STOCK, ("gdn", "attention")),
         "KimiLinearForCausalLM": Served(
-            "kimi_linear", Where.CPU, Saves.ANY, ("kda", "attention"), example="kimi-linear-48b-a3b", note=_LATENT
+            "kimi_linear",
+            Where.CPU,
+            Saves.ANY,
+            ("kda", "attention"),
+            example="kimi-linear-48b-a3b",
+            note=f"{_LATENT}; on a CPU from SGLang 0.5.21",
+            cpu_since="0.5.21",
         ),
         "KimiK3ForConditionalGeneration": Served(
             "kimi_k3", Where.GPU, Saves.ANY, ("kda", "attention"), note=f"{_MULTIMODAL}; {_LATENT}"

@@ -15,6 +15,7 @@ from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import from_config
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
@@ -87,6 +88,15 @@ def test_a_gpu_model_is_refused_before_sizes_are_asked_for(capsys: pytest.Captur
         line = refused(capsys, "--model-path", str(write(tmp_path, config)), "--device", "cpu", *given)
         assert line.endswith(": KimiK3LinearForCausalLM")
         assert "served on a GPU only" in line
+
+
+def test_a_cpu_builds_kimi_linear_from_a_version_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**PUBLISHED["kimi-linear-48b-a3b"], "architectures": ["KimiLinearForCausalLM"]}
+    namespace = argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="dummy")
+    early.check_model(namespace)
+    monkeypatch.setattr(compat, "complete", lambda: False)
+    with pytest.raises(ConfigError, match=r"SGLang 0\.5\.21 or newer"):
+        early.check_model(namespace)
 
 
 def test_nemotron_with_experts_needs_a_gpu(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@
 |------------------------------------------|--------------------------------------------|------------------------------|
 | torchvision's operators                  | vision.py (schemas only)                   | install(), before the import |
 | the sgl_kernel extension                 | sgl_kernel.py -> causal_conv, gdn, fused   | install(), before the import |
+| Kimi delta attention                     | kda.py, causal_conv.py                     | register_hooks()             |
 | Mamba-2 scan and update                  | mamba2.py, causal_conv.py                  | register_hooks()             |
 | attention that skips the cached rows     | attention.py                               | register_hooks()             |
-| gated norms, shared expert gate          | norm.py, fused.py                          | register_hooks()             |
+| gated norms, shared expert gate, scaling | norm.py, fused.py                          | register_hooks()             |
 | pages of several tokens                  | pages.py                                   | register_hooks()             |
 | checkpoints of the extra_buffer strategy | checkpoint.py, pinning.py, extra_buffer.py | register_hooks()             |
 | copies between HiCache's two tiers       | ../hicache/copies.py                       | register_hooks()             |

@@ -139,6 +139,11 @@ def check_computable(model: Model) -> None:
             f"this model is served on a GPU only, and none is here or --device says so; hybrid models served on a CPU "
             f"are {here}: {name}"
         )
+    if row.cpu_since and not compat.complete():
+        raise ConfigError(
+            f"on a CPU this model is served with SGLang {row.cpu_since} or newer, this is {compat.engine_version()}: "
+            f"{name}"
+        )
     if model.spec is not None and row.not_on_cpu in model.spec.layer_counts:
         raise ConfigError(
             f"with {row.not_on_cpu} layers this model is served on a GPU only, and none is here or --device says so: "
