@@ -1,8 +1,8 @@
-"""What SGLang's prefix cache serves of prompts it has seen: cached tokens by scenario, strategy and tree core.
+"""What a prefix cache serves of prompts it has seen: cached tokens by scenario, of SGLang's and of ours.
 
-    python -m benchmarks.serving.reuse [--preset gdn]
+    python -m benchmarks.serving.reuse [--preset gdn | kda | mamba2 | conv]
 
-Stock policies on the CPU platform; every cell is a count of tokens, not a time. The column `seen` is the ceiling: how
+Stock SGLang by strategy and tree core, and ours, on the CPU platform; every cell is a count of tokens, not a time. The column `seen` is the ceiling: how
 many tokens of the prompt (less the last one, which is always computed) the server had processed before.
 """
 
@@ -16,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import Client, stock, words
+from benchmarks.serving.servers import Client, Command, hybrid, stock, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 
-COLUMNS = [(strategy, core) for strategy in ("no_buffer", "extra_buffer") for core in ("rust", "python")]
 ANSWER = 24
+
+
+def columns(preset: str) -> dict[str, Command]:
+    """Servers by the name of their column. LFM2 (`conv`) has no extra buffer."""
+    made: dict[str, Command] = {}
+    for strategy in ("no_buffer",) if preset == "conv" else ("no_buffer", "extra_buffer"):
+        made |= {f"{strategy}, {core} core": stock(strategy, core) for core in ("rust", "python")}
+        made[f"{strategy}, ours"] = hybrid("--mamba-radix-cache-strategy", strategy)
+    return made
 
 
 def scenarios(client: Client) -> Iterator[dict[str, Any]]:
@@ -55,15 +63,14 @@ def main() -> None:
     table: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.build(Path(scratch) / options.preset, options.preset)
-        for strategy, core in COLUMNS:
-            launcher, flags, environment = stock(strategy, core)
-            log = Path(scratch) / f"{strategy}-{core}.log"
+        for column, (launcher, flags, environment) in columns(options.preset).items():
+            log = Path(scratch) / f"{column}.log"
             with Server(folder, flags, log=log, environment=environment, launcher=launcher) as server:
                 server.wait_ready()
                 for row in scenarios(Client(server)):
                     row.pop("output_ids")
                     cell = table.setdefault(row["scenario"], {k: row[k] for k in ("prompt_tokens", "seen")})
-                    cell[f"{strategy}, {core} core"] = row["cached_tokens"]
+                    cell[column] = row["cached_tokens"]
     for name, cell in table.items():
         print(f"{name:<48}", "  ".join(f"{key} {value}" for key, value in cell.items()))
     head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
