@@ -2,8 +2,9 @@
 
     python -m benchmarks.serving.reuse [--preset gdn | kda | mamba2 | conv]
 
-Stock SGLang by strategy and tree core, and ours, on the CPU platform; every cell is a count of tokens, not a time. The column `seen` is the ceiling: how
-many tokens of the prompt (less the last one, which is always computed) the server had processed before.
+Stock SGLang by strategy and tree core, and ours, on the CPU platform; every cell is a count of tokens, not a time. The
+column `seen` is the ceiling: how many tokens of the prompt (less the last one, which is always computed) the server had
+processed before.
 """
 
 from __future__ import annotations
