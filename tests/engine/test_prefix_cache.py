@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_hybrid.engine import compat
 from tests.engine.prompts import CHUNK, GRID, STRATEGIES, prompts, words
 from tests.engine.support import Client, Reference, eventually
 
@@ -110,6 +111,32 @@ def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Ca
         reference.assert_greedy(prompt, output)
         hits.append(cached)
     assert hits == [0, 448 // CHUNK * CHUNK, 448]
+
+
+@pytest.mark.slow
+def test_data_parallel_attention(
+    serve: Callable[..., Client], references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of ranks, each with a cache, in step: one passes over padding while the other computes."""
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    groups = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+    if compat.engine_version() == "0.5.23":
+        groups = ("--tp-size", "2", "--attn-dp-size", "2")
+    client, reference, rng = serve("gdn", *groups), references("gdn"), random.Random(21)
+    batch = prompts(seed=22, count=60)
+    answers = client.generate_all(batch)
+    assert sum(cached for _, cached in answers) > 0
+    for prompt, (output, _) in zip(batch, answers, strict=True):
+        reference.assert_greedy(prompt, output)
+    shared = words(rng, 448)
+    for group in (0, 1):
+        hits = []
+        for _ in range(3):
+            prompt = shared + words(rng, 100)
+            output, cached = client.generate(prompt, data_parallel_rank=group)
+            reference.assert_greedy(prompt, output)
+            hits.append(cached)
+        assert hits == [0, 0, 448], "the branch point is saved, in the group's own cache"
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,6 +64,26 @@ def test_what_a_process_would_end_on(tmp_path: Path, given: str, why: str) -> No
     with pytest.raises(ConfigError) as refused:
         complete(folder, *given.split())
     assert str(refused.value).endswith(why)
+
+
+@pytest.mark.parametrize("name", ["FalconH1ForCausalLM", "Qwen3NextForCausalLM"])
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ({"enable_dp_attention": True, "dp_size": 2}, "--enable-dp-attention --dp-size 2"),
+        ({"attn_dp_size": 2}, "--attn-dp-size 2"),
+        ({"enable_dp_attention": True, "dp_size": 1}, ""),
+        ({"dp_size": 2}, ""),
+    ],
+)
+def test_data_parallel_attention_needs_states_that_fit_the_layers(name: str, groups: dict[str, Any], why: str) -> None:
+    namespace = argparse.Namespace(**{"enable_dp_attention": False, "dp_size": 1, **groups})
+    model = Model("m", {"architectures": [name]})
+    if not why or name == "Qwen3NextForCausalLM":
+        refusals._check_groups(namespace, model)
+        return
+    with pytest.raises(ConfigError, match=f"no data-parallel attention for {name}.*: {why}$"):
+        refusals._check_groups(namespace, model)
 
 
 @pytest.mark.parametrize("there", [True, False])

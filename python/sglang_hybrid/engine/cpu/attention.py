@@ -82,6 +82,11 @@ def extend(
     return output
 
 
+def padded_length(_: Any) -> int:
+    """Tokens of a row that pads a batch; Triton's backend on a GPU says the same."""
+    return 1
+
+
 def absorbed(_: Any, attention: Any, *__: Any) -> Any:
     """AFTER hook of the choice of a method for latent attention: new tokens see latents, as those of the prefix.
 

@@ -14,6 +14,10 @@ from sglang_hybrid.prefix import policies
 _WHOLE = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 """Models without pipeline stages, which end the start on an assertion (0.5.17 to 0.5.23)."""
 
+_OVER_ALL_RANKS = ("KimiLinearForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
+"""Models whose recurrent layers are cut by tensor parallelism alone, and their states by the groups of data-parallel
+attention: the first pass ends on shapes (0.5.21 and 0.5.23)."""
+
 _TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
 _WITHOUT_POOLER = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
@@ -35,6 +39,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_lazy(asked)
     _check_mixed_chunk(namespace, model)
     _check_stages(namespace, model)
+    _check_groups(namespace, model)
     _check_order(asked, config, model)
     _check_detokenizers(namespace)
     _check_delayer(namespace, on_cpu)
@@ -88,6 +93,18 @@ def _check_stages(namespace: Any, model: Model) -> None:
             f"the last pipeline stage of {name} with tied embeddings has a head without weights in SGLang, and every "
             f"answer is wrong; use --tp-size: --pp-size {namespace.pp_size}"
         )
+
+
+def _check_groups(namespace: Any, model: Model) -> None:
+    """Data-parallel attention of a model whose states would not fit its layers; 0.5.23 has a flag of its own for it."""
+    given = f"--attn-dp-size {getattr(namespace, 'attn_dp_size', 1)}"
+    if namespace.enable_dp_attention:
+        given = f"--enable-dp-attention --dp-size {namespace.dp_size}"
+    if given.endswith(" 1") or model.config is None or model.architecture not in _OVER_ALL_RANKS:
+        return
+    raise ConfigError(
+        f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given}"
+    )
 
 
 def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:

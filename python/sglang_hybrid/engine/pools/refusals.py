@@ -35,7 +35,7 @@ _FLAGS = {
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
 }
 
-_AT_MOST_ONE = ("pp_size", "dp_size", "dcp_size")
+_AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size")
 
 
 def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, on_cpu: bool) -> None:
@@ -75,7 +75,7 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
         if getattr(namespace, name, None):
             raise _refusal(reason, spelled(name))
     for name in _AT_MOST_ONE:
-        if getattr(namespace, name, 1) > 1:
+        if (getattr(namespace, name, 1) or 1) > 1:
             raise _refusal(
                 "of several ranks, only tensor-parallel ones agree about memory",
                 f"{spelled(name)} {getattr(namespace, name)}",

@@ -28,7 +28,7 @@ _FLAGS = {
     "speculative_algorithm": "draft layers would need seams of their own",
     "prefill_only_disable_kv_cache": "there is no KV to copy",
 }
-_AT_MOST_ONE = ("pp_size", "dp_size", "dcp_size", "attn_cp_size")
+_AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size", "attn_cp_size")
 _DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 
 

@@ -306,6 +306,14 @@ REPLACED: tuple[Replaced, ...] = (
         for module in ("lfm2", "lfm2_moe")
         for name in ("causal_conv1d_fn", "causal_conv1d_update")
     ),
+    # With data-parallel attention batches are padded to the size of the largest.
+    Replaced(
+        _ATTENTION + "torch_native_backend:TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value",
+        "cpu.attention:padded_length",
+        SCHEDULER,
+        "cpu",
+        absent=True,
+    ),
     # Kimi delta attention: Triton kernels everywhere.
     Replaced(_KDA + "kernels.kda_triton:chunk_kda", "cpu.kda:chunk_kda", SCHEDULER, "cpu", absent=True),
     Replaced(

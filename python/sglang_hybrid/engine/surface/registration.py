@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections.abc import Iterable
@@ -43,8 +44,9 @@ def replace(feature: str) -> None:
     version = compat.engine_version()
     for row in REPLACED:
         if row.when == feature and row.holds(version):
-            module, _, name = full_name(row.target).partition(":")
-            holder = importlib.import_module(module)
+            module, _, path = full_name(row.target).partition(":")
+            *classes, name = path.split(".")
+            holder = functools.reduce(getattr, classes, importlib.import_module(module))
             if not (row.absent and hasattr(holder, name)):
                 setattr(holder, name, _ours(row.value))
 
