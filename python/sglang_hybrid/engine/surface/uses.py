@@ -55,6 +55,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.schedule_batch:FINISH_ABORT", IMPORT, "frontend.processors", SCHEDULER),
     Use("srt.sampling.custom_logit_processor:CustomLogitProcessor", IMPORT, "frontend.processors", HTTP),
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
+    Use("srt.layers.attention.linear:kda_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.mamba:mamba", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.rotary_embedding:RotaryEmbedding", IMPORT, "segments.rope", SCHEDULER, when="segments"),
     Use(
