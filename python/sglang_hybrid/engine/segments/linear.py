@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.operators import Operators
@@ -61,7 +62,7 @@ class LinearPass:
     def kimi(self, module: Any, kept: Layer, pools: Pools, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Kimi delta attention: like `delta`, with a gate by channel, a [1, tokens, heads, K] and b [1, tokens, heads].
 
-        Where the gate is flat, [1, tokens, heads * K], b is raw: SGLang takes its sigmoid in the kernel then.
+        The gate may be flat, [1, tokens, heads * K].
         """
         from sglang.srt.layers.attention.linear import kda_backend
 
@@ -69,8 +70,10 @@ class LinearPass:
 
         tokens = self.batch.linear.tokens
         before, strength = mixed[tokens], b[0][tokens].float()
+        if compat.is_raw_strength(a):
+            strength = strength.sigmoid()
         if a.dim() == 3:
-            a, strength = a.unflatten(-1, (module.num_k_heads, -1)), strength.sigmoid()
+            a = a.unflatten(-1, (module.num_k_heads, -1))
         after = self._convolved(kda_backend.causal_conv1d_fn, before, module, kept, pools)
         parts = after.split([module.q_dim, module.k_dim, module.v_dim], -1)
         q, k, v = (x.unflatten(-1, (module.num_v_heads, -1)).float() for x in parts)

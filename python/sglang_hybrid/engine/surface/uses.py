@@ -42,6 +42,13 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="cpu",
     ),
+    Use(
+        "srt.models.deepseek_common.attention_forward_methods.forward_methods:AttnForwardMethod",
+        IMPORT,
+        "segments.hooks",
+        SCHEDULER,
+        when="segments",
+    ),
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "frontend.mistakes pools.hooks", SCHEDULER),
