@@ -5,22 +5,35 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_hybrid.core.layers import Attention
-from sglang_hybrid.core.recurrent import GatedDeltaNet, Mamba2
+from sglang_hybrid.core.layers import Attention, LatentAttention
+from sglang_hybrid.core.recurrent import GatedDeltaNet, KimiDeltaAttention, Mamba2
 from sglang_hybrid.core.segments import STATE_DTYPES, segment_costs
 from sglang_hybrid.core.spec import ModelSpec, preset
 from sglang_hybrid.engine.segments.store import STORED, Shapes, Store
 
 MODELS = {
     "qwen3-next-80b-a3b": 8, "qwen3.5-35b-a3b": 2, "qwen3.5-27b": 4, "nemotron-h-8b": 4, "falcon-h1-7b": 2,
-    "granite-4.0-h-small": 2,
+    "granite-4.0-h-small": 2, "kimi-linear-48b-a3b": 4,
 }  # fmt: skip
 
 
 def of_sglang(spec: ModelSpec, tp: int) -> Shapes:
     """The shapes of one of `tp` ranks, from the functions with which SGLang sizes its own pools."""
-    from sglang.srt.configs.mamba_utils import Mamba2StateShape
+    from sglang.srt.configs.mamba_utils import KimiLinearStateShape, Mamba2StateShape
 
+    if any(isinstance(layer, LatentAttention) for layer in spec.layers):
+        delta = [layer for layer in spec.layers if isinstance(layer, KimiDeltaAttention)]
+        latent = [layer for layer in spec.layers if isinstance(layer, LatentAttention)]
+        one = delta[0]
+        kimi = KimiLinearStateShape.create(
+            tp_world_size=tp, num_heads=one.heads, head_dim=one.head_dim, conv_kernel_size=one.conv_kernel
+        )
+        ((taps, channels),) = kimi.conv
+        return Shapes(
+            linear_layers=len(delta), temporal=tuple(kimi.temporal), window=(channels, taps),
+            window_dtype=torch.bfloat16, dense=True, attention_layers=len(latent), kv_heads=1,
+            key_size=latent[0].kv_rank + latent[0].rope_dim, value_size=0, kv_dtype=torch.bfloat16,
+        )  # fmt: skip
     linear = [layer for layer in spec.layers if isinstance(layer, GatedDeltaNet | Mamba2)]
     attention = [layer for layer in spec.layers if isinstance(layer, Attention)]
     assert len(set(linear)) == len(set(attention)) == 1, "all layers of a kind are alike"

@@ -9,24 +9,26 @@ the turned ones. Only the short convolutions need care: an interior's own output
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sglang_hybrid.demo import kimi
 from sglang_hybrid.demo.reader import weights
 from sglang_hybrid.segment.geometry import Range, Seams
 
 WINDOW = 3
-"""Tokens that a convolution of the readers looks back on."""
+"""Tokens that a convolution of these models looks back on."""
 
 
-Isolated = tuple[Range, list[Tensor], list[Tensor]]
-"""Where a segment's interior lies, its inputs of every layer, and what every convolution gave there."""
+Isolated = tuple[Range, list[Tensor], list[list[Tensor]]]
+"""Where a segment's interior lies, its inputs of every layer, and what every convolution of it gave there."""
 
 
 class _Spliced(nn.Module):
-    """A short convolution that keeps its outputs, or takes those of some tokens from elsewhere."""
+    """A short convolution that keeps its outputs [tokens, channels], or takes those of some tokens from elsewhere."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -39,23 +41,47 @@ class _Spliced(nn.Module):
         if self.given is not None:
             known = ~self.given.isnan()
             y = torch.where(known, self.given, y)
-        self.kept = y
+        self.kept = y.flatten(0, -2)
         return y  # type: ignore[no-any-return]
 
 
-class Composition:
-    """One of the readers (`demo.reader`), in float32, with seams of `width` tokens."""
+_CONVOLUTIONS = ("conv1d", "q_conv1d", "k_conv1d", "v_conv1d")
 
-    def __init__(self, model: str, width: int = 8) -> None:
-        self.network = weights.network(model)
+
+class _Batched(nn.Module):
+    """A layer over [tokens, hidden size] as one over a batch of one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[0])[None]  # type: ignore[no-any-return]
+
+
+class Composition:
+    """One of the readers (`demo.reader`), or Kimi-Linear in a folder, in float32, with seams of `width` tokens."""
+
+    def __init__(self, model: str | Path, width: int = 8) -> None:
+        if isinstance(model, Path):
+            self.network: Any = kimi.KimiLinear.from_pretrained(model)
+            self.last_norm, self.head = self.network.model.norm, self.network.lm_head.weight
+        else:
+            self.network = weights.network(model)
+            self.last_norm = self.network.model.get_submodule(self.network.model.last_norm)
+            self.head = self.network.model.embed_tokens.weight
         self.seams = Seams(width, WINDOW)
-        self._layers: list[Any] = list(self.network.model.layers)
-        self._spliced: list[_Spliced | None] = []
-        for layer in self._layers:
-            mixer = getattr(layer, "linear_attn", None) or getattr(layer, "mamba", None)
-            if mixer is not None:
-                mixer.conv1d = _Spliced(mixer.conv1d)
-            self._spliced.append(None if mixer is None else mixer.conv1d)
+        self._spliced: list[list[_Spliced]] = []
+        for layer in self.network.model.layers:
+            found = []
+            for mixer in (getattr(layer, name, None) for name in ("linear_attn", "mamba", "self_attn")):
+                for name in _CONVOLUTIONS:
+                    if hasattr(mixer, name):
+                        found.append(_Spliced(getattr(mixer, name)))
+                        setattr(mixer, name, found[-1])
+            self._spliced.append(found)
+        layers = self.network.model.layers
+        self._layers: list[Any] = [_Batched(layer) for layer in layers] if isinstance(model, Path) else list(layers)
 
     def logprobs(self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Range]) -> Tensor:
         """Log-probabilities of each token of `output`, greedy or not, behind `prompt` with these segments reused."""
@@ -79,18 +105,16 @@ class Composition:
         for number, layer in enumerate(self._layers):
             for (low, high), inputs, _ in taken:
                 x[:, low:high] = inputs[number]
-            spliced = self._spliced[number]
-            if spliced is not None:
+            for which, spliced in enumerate(self._spliced[number]):
                 spliced.given = None
                 if taken:
-                    width = taken[0][2][number].shape[-1]
-                    spliced.given = torch.full((1, ids.shape[1], width), torch.nan)
+                    width = taken[0][2][number][which].shape[-1]
+                    spliced.given = torch.full((ids.shape[1], width), torch.nan)
                     for (low, high), _, outputs in taken:
-                        spliced.given[:, low:high] = outputs[number]
+                        spliced.given[low:high] = outputs[number][which]
             x = layer(x)
-        x = self.network.model.get_submodule(self.network.model.last_norm)(x)
-        rows = x[0, len(prompt) - 1 : -1]
-        return torch.nn.functional.linear(rows, self.network.model.embed_tokens.weight).log_softmax(-1)
+        rows = self.last_norm(x)[0, len(prompt) - 1 : -1]
+        return torch.nn.functional.linear(rows, self.head).log_softmax(-1)
 
     @torch.no_grad()
     def isolated(self, tokens: Sequence[int], segments: Sequence[Range], front: int = 0) -> list[Isolated]:
@@ -99,15 +123,14 @@ class Composition:
         for start, end in segments:
             low, high = self.seams.interior((start, end))
             ids = torch.tensor([[*tokens[:front], *tokens[start:end]]])
-            x, inputs, outputs = self.network.model.embed_tokens(ids), [], []
+            x, inputs, outputs = self.network.model.embed_tokens(ids), [], list[list[Tensor]]()
             inside = slice(front + low - start, front + high - start)
             for number, layer in enumerate(self._layers):
                 inputs.append(x[:, inside].clone())
-                spliced = self._spliced[number]
-                if spliced is not None:
+                for spliced in self._spliced[number]:
                     spliced.given = None
                 x = layer(x)
-                kept = x[:, :0] if spliced is None or spliced.kept is None else spliced.kept
-                outputs.append(kept[:, inside].clone())
+                kept = [spliced.kept for spliced in self._spliced[number] if spliced.kept is not None]
+                outputs.append([each[inside].clone() for each in kept])
             found.append(((low, high), inputs, outputs))
         return found

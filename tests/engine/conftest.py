@@ -9,6 +9,7 @@ import pytest
 
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from tests.engine.composition import Composition
 from tests.engine.support import PATIENCE_S, Client, Reference
 
 
@@ -29,6 +30,19 @@ def references(models: Callable[[str], Path]) -> Callable[[str], Reference]:
         return loaded[preset]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def compositions(models: Callable[[str], Path]) -> Callable[[str], Composition]:
+    """Composed prefill by its definition, of a reader or of Kimi-Linear ("kda")."""
+    made: dict[str, Composition] = {}
+
+    def get(preset: str) -> Composition:
+        if preset not in made:
+            made[preset] = Composition(preset if preset in model.READERS else models(preset))
+        return made[preset]
+
+    return get
 
 
 @pytest.fixture(scope="session")

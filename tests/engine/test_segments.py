@@ -20,6 +20,7 @@ from tests.engine.support import Client, Prompt, eventually
 ON = ("--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.2")
 ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.03")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
+DELTA_RULES = pytest.mark.parametrize("preset", ["reader-gdn", "kda"])
 SEAMS = 8 + 8
 LOGPROB_ERROR = 2e-4
 """Between two float32 implementations; a wrong state, window or rotation is off by hundredths and more."""
@@ -33,19 +34,11 @@ CONFIGURATIONS = [
     pytest.param("reader-gdn", ("--hybrid-cpu-event-loop", "overlap"), id="gdn-overlap", marks=pytest.mark.slow),
     pytest.param("reader-gdn", ELASTIC, id="gdn-elastic"),
     pytest.param("reader-mamba2", (*NO_BUFFER, *ELASTIC), id="mamba2-elastic", marks=pytest.mark.slow),
+    pytest.param("kda", (), id="kda"),
+    pytest.param("kda", ("--page-size", "64", "--chunked-prefill-size", "512"), id="kda-pages", marks=pytest.mark.slow),
+    pytest.param("kda", (*NO_BUFFER, "--chunked-prefill-size", "256"), id="kda-no_buffer", marks=pytest.mark.slow),
+    pytest.param("kda", ("--hybrid-cpu-event-loop", "overlap"), id="kda-overlap", marks=pytest.mark.slow),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def compositions() -> Callable[[str], Composition]:
-    made: dict[str, Composition] = {}
-
-    def get(model: str) -> Composition:
-        if model not in made:
-            made[model] = Composition(model)
-        return made[model]
-
-    return get
 
 
 class Asker:
@@ -56,7 +49,7 @@ class Asker:
         self.rng = random.Random(seed)
 
     def tokens(self, count: int) -> Prompt:
-        return [self.rng.randrange(20, 1200) for _ in range(count)]
+        return [self.rng.randrange(20, min(1200, len(self.judge.head))) for _ in range(count)]
 
     def prompt(
         self, documents: Sequence[Prompt], lead: int, gap: int = 0, tail: int = 20
@@ -113,21 +106,23 @@ def test_answers_over_segments_are_those_of_composed_prefill(
     assert reused > 1000
 
 
+@DELTA_RULES
 def test_a_segment_at_the_start_gives_what_a_whole_prefill_gives(
-    serve: Callable[..., Client], compositions: Callable[[str], Composition]
+    serve: Callable[..., Client], compositions: Callable[[str], Composition], preset: str
 ) -> None:
     """Nothing lies before it, so that nothing is approximated: transition, window and keys must all be right."""
-    asker = Asker(serve("reader-gdn", *ON), compositions("reader-gdn"), seed=2)
+    asker = Asker(serve(preset, *ON), compositions(preset), seed=2)
     document = asker.tokens(150)
     for _ in range(3):
         prompt, segments = asker.prompt([document], 0)
         asker.check(prompt, asker.ask(prompt, segments), [])
 
 
+@DELTA_RULES
 def test_a_second_turn_over_composed_context_hits(
-    serve: Callable[..., Client], compositions: Callable[[str], Composition]
+    serve: Callable[..., Client], compositions: Callable[[str], Composition], preset: str
 ) -> None:
-    asker = Asker(serve("reader-gdn", *ON), compositions("reader-gdn"), seed=3)
+    asker = Asker(serve(preset, *ON), compositions(preset), seed=3)
     prompt, segments = asker.prompt([asker.tokens(n) for n in (120, 90)], lead=30)
     first = asker.ask(prompt, segments)
     turn = prompt + first["output_ids"] + asker.tokens(12)
@@ -156,10 +151,11 @@ def test_what_is_cached_exactly_is_not_composed(
     asker.check(longer, answer, [(len(prompt), len(prompt) + len(document))])
 
 
+@DELTA_RULES
 def test_requests_without_marks_are_served_as_ever_beside_marked_ones(
-    serve: Callable[..., Client], compositions: Callable[[str], Composition]
+    serve: Callable[..., Client], compositions: Callable[[str], Composition], preset: str
 ) -> None:
-    asker = Asker(serve("reader-gdn", *ON), compositions("reader-gdn"), seed=5)
+    asker = Asker(serve(preset, *ON), compositions(preset), seed=5)
     documents = [asker.tokens(n) for n in (80, 120, 160)]
     wanted: list[tuple[Prompt, list[Range]]] = []
     for number in range(24):
@@ -321,11 +317,15 @@ def test_little_memory_is_shared_by_worth(
 
 
 @pytest.mark.slow
+@DELTA_RULES
 def test_two_ranks_compose_alike(
-    serve: Callable[..., Client], compositions: Callable[[str], Composition], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Client],
+    compositions: Callable[[str], Composition],
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
 ) -> None:
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-    asker = Asker(serve("reader-gdn", *ON, "--tp-size", "2"), compositions("reader-gdn"), seed=12)
+    asker = Asker(serve(preset, *ON, "--tp-size", "2"), compositions(preset), seed=12)
     documents = [asker.tokens(n) for n in (80, 120, 160)]
     for _ in range(6):
         prompt, segments = asker.prompt(asker.rng.sample(documents, 2), asker.rng.randint(1, 60))

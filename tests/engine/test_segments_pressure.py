@@ -36,18 +36,24 @@ NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
         ("reader-gdn", SHORT),
         ("reader-gdn", (*SHORT, "--page-size", "64")),
         ("reader-mamba2", (*SHORT, *NO_BUFFER)),
+        ("kda", SHORT),
+        ("kda", (*SHORT, *NO_BUFFER)),
         ("reader-gdn", ELASTIC),
         ("reader-mamba2", (*ELASTIC, *NO_BUFFER)),
         ("reader-gdn", (*ELASTIC, "--tp-size", "2")),
     ],
-    ids=["gdn", "gdn-pages", "mamba2", "gdn-elastic", "mamba2-elastic", "gdn-elastic-ranks"],
+    ids=["gdn", "gdn-pages", "mamba2", "kda", "kda-no_buffer", "gdn-elastic", "mamba2-elastic", "gdn-elastic-ranks"],
 )
 def test_every_answer_is_right_and_everything_comes_back(
-    serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, preset: str, flags: tuple[str, ...]
+    serve: Callable[..., Client],
+    compositions: Callable[[str], Composition],
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    flags: tuple[str, ...],
 ) -> None:
     if "--tp-size" in flags:
         monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-    asker = Asker(serve(preset, *flags), Composition(preset), seed=21)
+    asker = Asker(serve(preset, *flags), compositions(preset), seed=21)
     documents = [asker.tokens(n) for n in LENGTHS] + [asker.tokens(n) for n in LENGTHS]
     asked: list[tuple[Prompt, list[Range]]] = []
     for number in range(60):

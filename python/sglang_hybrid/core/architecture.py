@@ -69,6 +69,7 @@ def latent_attention(reader: ConfigReader, gate_width: int = 0) -> LatentAttenti
         kv_rank=reader.count("kv_lora_rank"),
         q_rank=reader.count("q_lora_rank", default=0, minimum=0),
         extra_weights=hidden * gate_width,
+        rotary=not reader.flag("mla_use_nope", default=False),
     )
 
 

@@ -112,7 +112,7 @@ class LatentAttention(Layer):
 
     Prefill runs in the expanded form: query `D*H(dn+dr)` (through rank `q_rank` if > 0), latent `D*(r+dr)`, expansion
     `r*H(dn+dv)`, output `H*dv*D`; a pair costs `2H(dn+dr+dv)` FLOPs. Ranks replicate the latent. `extra_weights` holds
-    an output gate.
+    an output gate. Without `rotary` the rotary key turns by no position (Kimi Linear).
     """
 
     hidden: int
@@ -123,6 +123,7 @@ class LatentAttention(Layer):
     kv_rank: int
     q_rank: int = 0
     extra_weights: int = 0
+    rotary: bool = True
 
     @property
     def kind(self) -> str:

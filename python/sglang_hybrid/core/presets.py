@@ -177,6 +177,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "qk_nope_head_dim": 128,
             "qk_rope_head_dim": 64,
             "v_head_dim": 128,
+            "mla_use_nope": True,
             "linear_attn_config": {
                 "kda_layers": [index for index in range(1, 28) if index not in _KIMI_ATTENTION_LAYERS],
                 "full_attn_layers": list(_KIMI_ATTENTION_LAYERS),

@@ -2,7 +2,7 @@
 
 Of each linear layer a segment keeps its state from a zero start S_C, the last inputs of the convolution, and the
 transition T of each head. A T that is a matrix (delta rules) takes memory only where it has not vanished: most heads
-forget within a segment all that was before it. Of each attention layer a segment keeps K and V.
+forget within a segment all that was before it. Of each attention layer a segment keeps K and V, or the latent.
 `engine/segments/store.py` lays it out so; a conformance test holds both against each other.
 """
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.layers import LatentAttention, Layer, shard
-from sglang_hybrid.core.recurrent import GatedDeltaNet, Mamba2
+from sglang_hybrid.core.recurrent import GatedDeltaNet, KimiDeltaAttention, Mamba2
 from sglang_hybrid.core.spec import DTYPE_BYTES, ModelSpec
 
 STATE_DTYPES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "int8": 1, "float32": 4})
@@ -64,10 +64,15 @@ def segment_costs(spec: ModelSpec, dtype: str = "bfloat16") -> SegmentCosts:
             f"only the total costs of this model are known; name it with --model for segments: {spec.name}"
         )
     layers = [layer for layer in spec.layers if layer.temporal_elements(1) or layer.conv_elements(1)]
-    other = sorted({layer.kind for layer in layers if not isinstance(layer, GatedDeltaNet | Mamba2)})
-    latent = any(isinstance(layer, LatentAttention) for layer in spec.layers)
-    if not layers or other or latent or not spec.kv_bytes_per_token:
-        raise ConfigError(f"segments need attention (no MLA) with gated delta rules or Mamba-2 beside it: {spec.name}")
+    other = sorted(
+        {layer.kind for layer in layers if not isinstance(layer, GatedDeltaNet | KimiDeltaAttention | Mamba2)}
+    )
+    turned = any(isinstance(layer, LatentAttention) and layer.rotary for layer in spec.layers)
+    if not layers or other or turned or not spec.kv_bytes_per_token:
+        raise ConfigError(
+            "segments need attention (MLA only without positions) with gated delta rules, Kimi delta attention or "
+            f"Mamba-2 beside it: {spec.name}"
+        )
     size = STATE_DTYPES[dtype]
     matrices = {_transition_bytes(layer, spec, size) for layer in layers} - {0}
     if len(matrices) > 1:
@@ -108,12 +113,14 @@ def _shape(layer: Layer, tp: int) -> tuple[int, int, int, bool]:
     """Heads, sizes of their values and keys, and whether T is a matrix [keys, keys] or a number."""
     if isinstance(layer, GatedDeltaNet):
         return shard(layer.v_heads, tp, "linear_num_value_heads"), layer.v_dim, layer.k_dim, True
+    if isinstance(layer, KimiDeltaAttention):
+        return shard(layer.heads, tp, "linear_attn_config.num_heads"), layer.head_dim, layer.head_dim, True
     assert isinstance(layer, Mamba2)
     return shard(layer.heads, tp, "number of Mamba heads"), layer.head_dim, layer.state, False
 
 
 def _taps(layer: Layer) -> int:
-    assert isinstance(layer, GatedDeltaNet | Mamba2)
+    assert isinstance(layer, GatedDeltaNet | KimiDeltaAttention | Mamba2)
     return layer.conv_kernel
 
 

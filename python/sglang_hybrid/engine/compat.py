@@ -99,6 +99,14 @@ def matched_tokens(result: Any) -> int:
     return int(result.device_prefix_len if hasattr(result, "device_prefix_len") else len(result.device_indices))
 
 
+def is_raw_strength(gate: Any) -> bool:
+    """Whether SGLang gives its backend the strength of Kimi delta attention before the sigmoid; `gate` comes with it.
+
+    Of the versions that serve segments 0.5.21 does so only where the gate is flat, [1, tokens, heads * K].
+    """
+    return gate.dim() == 3 or engine_version() != "0.5.21"
+
+
 def plan_locations(forward_batch: Any, runner: Any) -> None:
     """Give a ForwardBatch that has requests of another one the KV locations of its own, where SGLang plans them."""
     if getattr(forward_batch, "kv_loc_plan", None) is not None:  # since 0.5.23

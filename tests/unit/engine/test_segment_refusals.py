@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.segments import refusals
+from sglang_hybrid.engine.segments import build, forward, hooks, refusals
 
 MODEL = find_model("qwen3-next-80b-a3b")
 
@@ -25,6 +28,67 @@ def test_tensor_parallel_ranks_have_the_same_entries(memory: str) -> None:
         refusals.check(asked(tp_size=ranks), HybridConfig(segments="on", memory=memory), MODEL)
     with pytest.raises(ConfigError, match=r"only tensor-parallel ones agree about entries; .*: --dp-size 2"):
         refusals.check(asked(tp_size=2, dp_size=2), HybridConfig(segments="on", memory=memory), MODEL)
+
+
+def test_latents_are_copied_only_where_that_is_right() -> None:
+    kimi, on = find_model("kimi-linear-48b-a3b"), HybridConfig(segments="on")
+    refusals.check(asked(), on, kimi)
+    for change, reason in (
+        ({"rotary": True}, "only where it has no rotary"),
+        ({"extra_weights": 9}, "output gate was not"),
+    ):
+        layers = tuple(replace(each, **change) if isinstance(each, LatentAttention) else each for each in kimi.layers)
+        with pytest.raises(ConfigError, match=reason):
+            refusals.check(asked(), on, replace(kimi, layers=layers))
+    with pytest.raises(ConfigError, match=r"shares no budget .*: --hybrid-memory elastic"):
+        refusals.check(asked(), HybridConfig(segments="on", memory="elastic"), kimi)
+
+
+def test_latents_need_a_backend_that_sees_them_in_every_prefill() -> None:
+    for backend in ("TorchNativeAttnBackend", "TritonAttnBackend", "FlashAttentionBackend"):
+        build.check_latent(backend, None)
+    with pytest.raises(ConfigError, match=r"absorbed in every prefill; add --attention-backend triton .*: TRTLLM"):
+        build.check_latent("TRTLLMMLABackend", None)
+    with pytest.raises(ConfigError, match="without positions"):
+        build.check_latent("TritonAttnBackend", (torch.ones(4), False))
+
+
+def test_a_pass_of_composed_prompts_sees_latents_absorbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    assert hooks.absorbed(AttnForwardMethod.MHA, None, None) is None, "another pass is left as it is"
+    monkeypatch.setattr(forward, "running", lambda batch: batch)
+    assert hooks.absorbed(AttnForwardMethod.MHA, None, object()) is AttnForwardMethod.MLA
+
+
+def test_a_composed_pass_leaves_a_graph_that_has_the_linear_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runner(inside: bool) -> SimpleNamespace:
+        backend = SimpleNamespace(supports_prefill_graph_extend=lambda: inside)
+        return SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
+
+    assert hooks.outside_a_graph(True, runner(True), SimpleNamespace(forward_mode=None)) is None
+    monkeypatch.setattr(forward, "running", lambda batch: batch)
+    assert hooks.outside_a_graph(True, runner(True), object()) is False
+    assert hooks.outside_a_graph(True, runner(False), object()) is None
+    assert hooks.outside_a_graph(False, runner(True), object()) is None
+    assert hooks.outside_a_graph(True, SimpleNamespace(attn_backend=object()), object()) is None
+
+
+@pytest.mark.parametrize(("version", "flat", "whole"), [("0.5.21", True, False), ("0.5.23", True, True)])
+def test_a_strength_is_raw_as_the_version_of_sglang_has_it(
+    monkeypatch: pytest.MonkeyPatch, version: str, flat: bool, whole: bool
+) -> None:
+    monkeypatch.setattr(compat, "engine_version", lambda: version)
+    assert compat.is_raw_strength(torch.zeros(1, 5, 6)) is flat
+    assert compat.is_raw_strength(torch.zeros(1, 5, 2, 3)) is whole
+
+
+def test_parts_of_latents_that_come_apart_are_put_together() -> None:
+    """SGLang's FlashAttention is given them so, the others [tokens, heads, both]."""
+    whole = torch.arange(2 * 3 * 5).view(2, 3, 5)
+    assert forward._whole(whole, None) is whole
+    for part in (whole[..., :3], whole[..., :3].flatten(1)):
+        assert forward._whole(part, whole[..., 3:]).equal(whole)
 
 
 def test_other_versions_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Rows over jumped segments: outputs and states are those of one run over all tokens, for both families of layers."""
+"""Rows over jumped segments: outputs and states are those of one run over all tokens, for every family of layers."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def recurrence(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [tokens, heads, V] and all states [tokens + 1, heads, V, K] in float64, token by token."""
     q, k, v, g = (x.double() for x in (q, k, v, g))
-    q, k = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (q, k))
+    q, k = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in (q, k))
     state = torch.zeros(HEADS, SIZE, SIZE, dtype=torch.float64)
     outputs, states = [], [state]
     for t in range(len(q)):
-        state = state * g[t].exp()[:, None, None]
+        state = state * g[t].exp().view(HEADS, 1, -1)
         value = v[t]
         if beta is not None:
             value = beta[t].double()[:, None] * (value - torch.einsum("hvk,hk->hv", state, k[t]))
@@ -67,12 +67,16 @@ def recurrence(
     return torch.stack(outputs), torch.stack(states)
 
 
-def inputs(tokens: int, dense: bool) -> list[torch.Tensor | None]:
+def inputs(tokens: int, family: str) -> list[torch.Tensor | None]:
+    """Queries, keys, values, log decay and strength; the decay of "kda" is by channel, that of "kda-fast" strong."""
     generator = torch.Generator().manual_seed(3)
-    q, k = (torch.randn(tokens, KEY_HEADS, SIZE, generator=generator) for _ in range(2))
+    by_channel = family.startswith("kda")
+    q, k = (torch.randn(tokens, HEADS if by_channel else KEY_HEADS, SIZE, generator=generator) for _ in range(2))
     v = torch.randn(tokens, HEADS, SIZE, generator=generator)
-    g = -torch.rand(tokens, HEADS, generator=generator) * 0.02
-    beta = torch.rand(tokens, HEADS, generator=generator) if dense else None
+    g = -torch.rand(tokens, HEADS, *[SIZE] * by_channel, generator=generator) * 0.02
+    if family == "kda-fast":  # channels from hardly any decay to e^-60 a token: no exponent may be split in two
+        g = g * torch.logspace(0, 3.5, SIZE)
+    beta = None if family == "mamba2" else torch.rand(tokens, HEADS, generator=generator)
     unit = torch.nn.functional.normalize
     return [unit(q, dim=-1), unit(k, dim=-1), v, g, beta]
 
@@ -87,14 +91,14 @@ def passes(made: SegmentedPrompt, index: SegmentIndex, total: int, limits: Limit
     return found
 
 
-@pytest.mark.parametrize("dense", [True, False], ids=["delta", "mamba2"])
+@pytest.mark.parametrize("family", ["delta", "mamba2", "kda", "kda-fast"])
 @pytest.mark.parametrize("budget", [10_000, 230])
-def test_a_jump_over_what_was_run_is_as_good_as_running_it(dense: bool, budget: int) -> None:
+def test_a_jump_over_what_was_run_is_as_good_as_running_it(family: str, budget: int) -> None:
     """Interiors have the same keys and values here as if they were run in place, so nothing is approximated."""
-    kept = store(dense)
+    kept = store(family != "mamba2")
     index = index_of(kept)
     total, ranges = 500, [(30, 130), (130, 230), (300, 420)]
-    values = inputs(total, dense)
+    values = inputs(total, family)
     outputs, states = recurrence(*values)  # type: ignore[arg-type]
     pools = Pools(torch.zeros(3, 40, WINDOW), torch.zeros(3, HEADS, SIZE, SIZE))
     made = prompt(ranges, total)
@@ -116,13 +120,14 @@ def places(batch: PassBatch, one: Pass) -> list[int]:
     return own + [at for cold in one.cold for at in range(cold.start, cold.end)]
 
 
-def test_states_inside_rows_are_saved() -> None:
+@pytest.mark.parametrize("family", ["delta", "kda"])
+def test_states_inside_rows_are_saved(family: str) -> None:
     from sglang_hybrid.engine.cache.requests import Checkpoint
 
     kept = store(True)
     index = index_of(kept)
     total = 400
-    values = inputs(total, True)
+    values = inputs(total, family)
     _, states = recurrence(*values)  # type: ignore[arg-type]
     made = prompt([(100, 250)], total)
     one = made.begin(0, total, Limits(10_000, 10_000), index, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,15 @@ def test_tokens_of_a_block_have_slots_of_their_own() -> None:
         assert (view[last] == 10 + number).all()
         assert not view[first - 1].any()
         assert not view[last + 1].any()
+
+
+def test_latents_are_kept_once() -> None:
+    latent = replace(shapes(), kv_heads=1, value_size=0)
+    store = Store(latent, "float32", 200_000, CPU)
+    assert (len(store.keys), store.values) == (2, [])
+    assert store.token_bytes == 2 * 16 * 2
+    store.keys[1][store.block_tokens] = 7
+    assert not store.keys[0].any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

@@ -121,7 +121,7 @@ def rows(
         for at in range(first, last, ROWS):
             to = min(at + ROWS, last)
             seen = end - begin - (last - to)
-            mask = torch.ones(to - at, seen, dtype=torch.bool).tril_(seen - (to - at))
+            mask = torch.ones(to - at, seen, dtype=torch.bool, device=query.device).tril_(seen - (to - at))
             found = scaled_dot_product_attention(
                 query[at:to].transpose(0, 1)[None], held[1][:, :, :seen], held[2][:, :, :seen],
                 attn_mask=mask, scale=scale, enable_gqa=grouped,

@@ -24,10 +24,10 @@ worked on stays in the processor's cache."""
 _LARGE_STATE = 1 << 18
 """Elements of a state from which on decoding works row by row inside the pool: copying costs more than launching."""
 
-_SPAN = 16
+SPAN = 16
 """Tokens between which decays by channel are taken one by one."""
 
-_LEAST_DECAY = -80.0
+LEAST_DECAY = -80.0
 """e^-80 is nothing next to any state, and exp is slow where float32 underflows."""
 
 
@@ -110,7 +110,7 @@ def _prefill(
     slots = [slots[i] for i in plan.order]
     state = read(pool, slots)
     outputs, starts = [], []
-    products = plan.length * max(plan.length, _SPAN * inputs[3].shape[-1])
+    products = plan.length * max(plan.length, SPAN * inputs[3].shape[-1])
     for first, last, widths in plan.blocks(_BLOCK_ELEMENTS // (output.shape[1] * products)):
         q, k, v, g, beta = (plan.padded(x, first, last) for x in inputs)
         q, k = _normalised(q, k, l2norm, scale)
@@ -150,7 +150,7 @@ def _block(
     total = g.transpose(1, 2).cumsum(2).view(n, hk, rep, length, g.shape[-1])
     beta = beta.transpose(1, 2).reshape(n, hk, rep, length, 1)
     grown = total.exp()
-    among_keys, of_queries = _products(q, k, total)
+    among_keys, of_queries = chunk_products(q, k, total)
     a = among_keys.mul_(beta)
     if dv + dk <= 2 * length:  # few columns: solve for them; else invert and multiply
         rhs = torch.cat([beta * v, (beta * grown) * k], -1)
@@ -178,21 +178,21 @@ def _block(
     return out.view(n, hv, length, dv).transpose(1, 2), states, state, ended
 
 
-def _products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+def chunk_products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """sum_c k_ic k_jc e^(total_i - total_j)_c for j <= i, and the same of q and k; what is above is of no meaning.
 
     By channel, no exponent may be split in two: e^-total overflows. Between spans of tokens it is split at the first
     token of the later one, where both parts are below 1; inside a span it is taken whole.
     """
     if total.shape[-1] == 1:
-        decay = (total - total.mT).clamp_(_LEAST_DECAY, 0.0).exp_()  # 1 above the diagonal: masked
+        decay = (total - total.mT).clamp_(LEAST_DECAY, 0.0).exp_()  # 1 above the diagonal: masked
         return k @ k.mT * decay, q @ k.mT * decay
     length = total.shape[-2]
     among, of = (total.new_zeros(*total.shape[:-1], length) for _ in range(2))
-    for begin in range(0, length, _SPAN):
-        now = slice(begin, min(begin + _SPAN, length))
+    for begin in range(0, length, SPAN):
+        now = slice(begin, min(begin + SPAN, length))
         here, before = total[..., now, :], total[..., :begin, :]
-        inside = (here.unsqueeze(-2) - here.unsqueeze(-3)).clamp_(_LEAST_DECAY, 0.0).exp_()
+        inside = (here.unsqueeze(-2) - here.unsqueeze(-3)).clamp_(LEAST_DECAY, 0.0).exp_()
         inside.mul_(k[..., now, :].unsqueeze(-3))
         since = (here - here[..., :1, :]).exp_()
         until = (here[..., :1, :] - before).exp_().mul_(k[..., :begin, :]).mT

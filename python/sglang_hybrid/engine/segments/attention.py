@@ -12,6 +12,9 @@ from sglang_hybrid.engine.cpu.attention import rows
 from sglang_hybrid.engine.segments.batch import Moves, PassBatch
 from sglang_hybrid.engine.segments.store import Store
 
+_WIDEST = 256
+"""Numbers of a head that `seam_attention` takes on a GPU; latents of published models have 576."""
+
 
 class AttentionPass:
     """The attention layers of one batch.
@@ -45,7 +48,8 @@ class AttentionPass:
         """Attention of one layer, the `number`-th, over own and cold tokens of the stream, in this order.
 
         q, k, v: [tokens of the stream, heads * size], or by head; `pool`: the layer's K and V in SGLang's pool, where
-        the own tokens' are already. Returns [own and cold tokens, heads * V].
+        the own tokens' are already. Returns [own and cold tokens, heads * V]. Latent attention is absorbed: one key
+        head, whose values are the first part of the keys.
         """
         attended, making = self.batch.attended, self.batch.making
         heads, key_heads = layer.tp_q_head_num, layer.tp_k_head_num
@@ -57,7 +61,8 @@ class AttentionPass:
             cold_k = k[making.tokens].reshape(-1, key_heads, layer.qk_head_dim).to(pool[0].dtype)
             cold_v = v[making.tokens].reshape(-1, key_heads, layer.v_head_dim).to(pool[1].dtype)
             self.store.keys[number][making.slots] = cold_k[making.places]
-            self.store.values[number][making.slots] = cold_v[making.places]
+            if self.store.values:
+                self.store.values[number][making.slots] = cold_v[making.places]
             pages = torch.arange(len(cold_k), device=q.device)
             found = [
                 self._attend(
@@ -67,7 +72,7 @@ class AttentionPass:
             ]  # fmt: skip
         if self.batch.late is not None:
             keys, values = (kept[number : number + 1] for kept in (self.store.keys, self.store.values))
-            self._move(self.batch.late, keys, values, pool[:1], pool[1:])
+            self._move(self.batch.late, keys, values, pool[:1], pool[1:] if values else ())
         own_q = q[attended.tokens].reshape(-1, heads, layer.qk_head_dim).to(pool[0].dtype)
         own = self._attend(
             own_q, pool, self._pages, attended.cell_bounds, attended.positions, attended.bounds, attended.longest,
@@ -87,8 +92,8 @@ class AttentionPass:
         by_row: list[tuple[int, int, int, int]],
         options: dict[str, Any],
     ) -> Tensor:
-        """Of tokens at any positions, over what lies in `pages` of their text; on a CPU row by row."""
-        if q.device.type == "cpu" and options["window"] is None:
+        """Of tokens at any positions, over what lies in `pages` of their text; on a CPU, and of latents, row by row."""
+        if (q.device.type == "cpu" or q.shape[-1] > _WIDEST) and options["window"] is None:
             return rows(q, *pool, pages, by_row, options["scale"])
         from sglang_hybrid_kernels.seam_attention import seam_attention
 

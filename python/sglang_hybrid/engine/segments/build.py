@@ -23,8 +23,10 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
 from sglang_hybrid.segment.leases import Leases
 
-_FAMILIES = {"GDNAttnBackend": True, "Mamba2AttnBackend": False}
+_FAMILIES = {"GDNAttnBackend": True, "KDAAttnBackend": True, "Mamba2AttnBackend": False}
 """SGLang's backend of the linear layers -> whether a transition is a matrix."""
+_ABSORBED = ("TorchNativeAttnBackend", "TritonAttnBackend", "FlashAttentionBackend")
+"""SGLang's backends that run latent attention absorbed in any prefill, as a pass of composed prompts has to."""
 
 
 def build(
@@ -40,7 +42,10 @@ def build(
     backend = getattr(runner.attn_backend, "linear_attn_backend", None)
     kind = type(backend).__name__
     if kind not in _FAMILIES:
-        raise ConfigError(f"segments are served for gated delta rules and Mamba-2; drop --hybrid-segments: {kind}")
+        raise ConfigError(
+            "segments are served for gated delta rules, Kimi delta attention and Mamba-2; drop --hybrid-segments: "
+            f"{kind}"
+        )
     if prefill_states.is_one_graph(args := compat.resolved(ctx.server_args)):
         raise ConfigError(
             "segments change the shape of a prefill, which is one CUDA graph here; add --cuda-graph-backend-prefill "
@@ -52,16 +57,20 @@ def build(
     cache = states.mamba_pool.mamba_cache
     if len(cache.conv) != 1:
         raise ConfigError(f"segments need one convolution window a layer: {len(cache.conv)}")
+    frequencies, window = rope.frequencies(runner.model), forward.windows(runner.attn_backend, cache.conv[0])
+    latent = bool(getattr(kv, "use_mla", False))
+    if latent:
+        check_latent(type(runner.attn_backend.full_attn_backend).__name__, frequencies)
     shapes = Shapes(
         linear_layers=len(states.mamba_map),
         temporal=tuple(cache.temporal.shape[2:]),
-        window=tuple(cache.conv[0].shape[2:]),
+        window=tuple(window.shape[2:]),
         window_dtype=cache.conv[0].dtype,
         dense=_FAMILIES[kind],
         attention_layers=len(attention),
         kv_heads=keys.shape[1],
         key_size=keys.shape[2],
-        value_size=values.shape[2],
+        value_size=0 if latent else values.shape[2],
         kv_dtype=keys.dtype,
     )
     elastic = memory if isinstance(memory, ElasticMemory) else None
@@ -70,7 +79,7 @@ def build(
     served = Served(
         linear_layers=dict(states.mamba_map),
         attention_layers={layer: number for number, layer in enumerate(attention)},
-        frequencies=rope.frequencies(runner.model),
+        frequencies=frequencies,
         page_size=int(ctx.params.page_size),
         most=schedule.most_tokens(args.chunked_prefill_size),
         mode=config.segment_mode,
@@ -87,3 +96,14 @@ def build(
     if elastic is not None:
         elastic.share(composer)
     return composer
+
+
+def check_latent(backend: str, frequencies: object) -> None:
+    """Raise ConfigError where latent attention by SGLang's `backend`, turned by `frequencies`, has no segments."""
+    if frequencies is not None:
+        raise ConfigError("segments are served with latent attention (MLA) without positions; drop --hybrid-segments")
+    if backend not in _ABSORBED:
+        raise ConfigError(
+            "segments need latent attention absorbed in every prefill; add --attention-backend triton or drop "
+            f"--hybrid-segments: {backend}"
+        )

@@ -171,9 +171,9 @@ class Composer:
             record.segments.end(self.index)
 
     def kv(self, pool: Any) -> tuple[list[Any], list[Any]]:
-        """K and V of SGLang's `pool`, layer by layer."""
+        """K and V of SGLang's `pool`, layer by layer; no V where it is a part of K."""
         pairs = [pool.get_kv_buffer(layer) for layer in self.served.attention_layers]
-        return [keys for keys, _ in pairs], [values for _, values in pairs]
+        return [keys for keys, _ in pairs], [values for _, values in pairs if self.store.values]
 
     def clear(self) -> None:
         """The cache was emptied, which happens while nothing runs."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cache.prefill_states import is_by_channel
 from sglang_hybrid.engine.segments.attention import AttentionPass
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.composer import Composer
@@ -157,24 +158,29 @@ def extend(
     batch, number = now.batch, layer.layer_id
     tokens = batch.linear.tokens
     if number in backend.full_attn_layers:
+        whole_q, whole_k = (_whole(x, kwargs.get(name)) for x, name in ((q, "q_rope"), (k, "k_rope")))
         if save_kv_cache:
-            now.attention.keep(backend.token_to_kv_pool, layer, k, v)
+            now.attention.keep(backend.token_to_kv_pool, layer, whole_k, v)
         pool = backend.token_to_kv_pool.get_kv_buffer(number)
-        found = now.attention.run(layer, now.composer.served.attention_layers[number], q, k, v, pool)
+        found = now.attention.run(layer, now.composer.served.attention_layers[number], whole_q, whole_k, v, pool)
         out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
         out[tokens] = found
         if now.plain is not None:
             some = batch.plain
+            kwargs |= {name: kwargs[name][some] for name in ("q_rope", "k_rope") if kwargs.get(name) is not None}
             out[some] = original(backend, layer, now.plain, save_kv_cache, q[some], k[some], v[some], **kwargs)
         return out
     kept = now.composer.store.layers[now.composer.served.linear_layers[number]]
-    found = now.linear.delta(layer, kept, _pools(backend, number), mixed_qkv, a, b)
+    by_channel = is_by_channel(backend.linear_attn_backend)
+    run = now.linear.kimi if by_channel else now.linear.delta
+    found = run(layer, kept, _pools(backend, number), mixed_qkv, a, b)
     out = mixed_qkv.new_zeros(1, mixed_qkv.shape[0], *found.shape[1:])
     out[0, tokens] = found
     if now.plain is not None:
         some = batch.plain
         kwargs.pop("linear_attn_output", None)
-        parts = {"mixed_qkv": mixed_qkv[some], "a": a[some], "b": b[some]}
+        gates = {name: x[:, some] if by_channel else x[some] for name, x in (("a", a), ("b", b))}
+        parts = {"mixed_qkv": mixed_qkv[some], **gates}
         out[0, some] = original(backend, layer, now.plain, save_kv_cache, q, k, v, **parts, **kwargs)[0]
     return out
 
@@ -202,6 +208,16 @@ def mix(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -
     return out
 
 
+def _whole(x: Any, rope: Any) -> Any:
+    """Queries or keys [tokens, heads, size] of latent attention, whose last numbers some backends are given apart."""
+    return x if rope is None else torch.cat([x.reshape(*rope.shape[:2], -1), rope], -1)
+
+
 def _pools(backend: Any, layer_id: int) -> Pools:
     cache = backend.req_to_token_pool.mamba2_layer_cache(layer_id)
-    return Pools(cache.conv[0], cache.temporal)
+    return Pools(windows(backend, cache.conv[0]), cache.temporal)
+
+
+def windows(backend: Any, pool: Tensor) -> Tensor:
+    """Windows of SGLang's pool as [.., channels, tokens]; Kimi delta attention keeps them the other way round."""
+    return pool.mT if is_by_channel(getattr(backend, "linear_attn_backend", None)) else pool

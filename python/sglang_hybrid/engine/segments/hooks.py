@@ -62,4 +62,27 @@ def shorten(original: Callable[..., Any], cls: Any, batch: Any, *args: Any, **kw
     return forward.shorten(composer, original, cls, batch, *args, **kwargs)
 
 
+def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
+    """AFTER hook of the choice of a CUDA graph for a prefill: a composed pass runs its linear layers by ours.
+
+    From SGLang 0.5.23 on those of Kimi delta attention may be inside the graph.
+    """
+    backend = getattr(runner.attn_backend, "linear_attn_backend", None)
+    inside = getattr(backend, "supports_prefill_graph_extend", None)
+    composed = can and inside is not None and inside() and forward.running(batch) is not None
+    return False if composed else None
+
+
+def absorbed(_: Any, attention: Any, forward_batch: Any) -> Any:
+    """AFTER hook of the choice of a method for latent attention: a pass of composed prompts sees latents.
+
+    SGLang's other methods give the backend keys and values of the new tokens instead, and copied interiors have none.
+    """
+    if forward.running(forward_batch) is None:
+        return None
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    return AttnForwardMethod.MLA
+
+
 plan, extend = forward.plan, forward.extend

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.operators import Operators
@@ -21,7 +22,9 @@ from sglang_hybrid.engine.segments.store import Layer
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """One layer's states in SGLang's pools: `window` [slots, channels, tokens], `temporal` [slots, heads, V, K]."""
+    """One layer's states in SGLang's pools: `window` [slots, channels, tokens], `temporal` [slots, heads, V, K].
+
+    Kimi delta attention keeps its windows the other way round; `window` is a view of them then."""
 
     window: Tensor
     temporal: Tensor
@@ -55,6 +58,28 @@ class LinearPass:
         g, beta = gdn_backend.fused_gdn_gating(module.A_log, a, b, module.dt_bias)
         q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
         return self._run(kept, pools, q, k, v, g[0].float(), beta[0].float()).to(mixed.dtype)
+
+    def kimi(self, module: Any, kept: Layer, pools: Pools, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Kimi delta attention: like `delta`, with a gate by channel, a [1, tokens, heads, K] and b [1, tokens, heads].
+
+        The gate may be flat, [1, tokens, heads * K].
+        """
+        from sglang.srt.layers.attention.linear import kda_backend
+
+        from sglang_hybrid_kernels.gates import log_decay
+
+        tokens = self.batch.linear.tokens
+        before, strength = mixed[tokens], b[0][tokens].float()
+        if compat.is_raw_strength(a):
+            strength = strength.sigmoid()
+        if a.dim() == 3:
+            a = a.unflatten(-1, (module.num_k_heads, -1))
+        after = self._convolved(kda_backend.causal_conv1d_fn, before, module, kept, pools)
+        parts = after.split([module.q_dim, module.k_dim, module.v_dim], -1)
+        q, k, v = (x.unflatten(-1, (module.num_v_heads, -1)).float() for x in parts)
+        g = log_decay(a[0][tokens], module.A_log, module.dt_bias, module.lower_bound)
+        q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
+        return self._run(kept, pools, q, k, v, g, strength).to(mixed.dtype)
 
     def mamba2(self, mixer: Any, kept: Layer, pools: Pools, hidden: Tensor, mup: Tensor | None) -> Tensor:
         """A whole Mamba-2 mixer of SGLang over `hidden` [linear tokens, hidden size]."""
@@ -121,7 +146,7 @@ class LinearPass:
             self._operators.store(kept, k[at], v[at], g[at], None if beta is None else beta[at])
         cut = stages.before(self.chunks, q, k, v, g, beta)
         h, v_new = chunk_h_jump(
-            k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
+            cut.k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
             kept.transition, kept.end_state, transition_scale=kept.transition_scale,
             end_state_scale=kept.end_state_scale, transition_rows=kept.transition_rows, chunk_size=linear.chunk,
             check_slots=False,

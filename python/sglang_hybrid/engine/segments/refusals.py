@@ -55,14 +55,22 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         raise _refusal("scaled keys cannot be turned", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
     if spec is None or not spec.kv_bytes_per_token or not spec.is_recurrent:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
-    if any(isinstance(layer, LatentAttention) for layer in spec.layers):
-        raise _refusal("latent KV (MLA) is not moved by a rotation", namespace.model_path)
+    latent = [layer for layer in spec.layers if isinstance(layer, LatentAttention)]
+    if any(layer.rotary for layer in latent):
+        raise _refusal("latent KV (MLA) is moved only where it has no rotary positions", namespace.model_path)
+    if any(layer.extra_weights for layer in latent):
+        raise _refusal("latent attention with an output gate was not tried", namespace.model_path)
+    if latent and config.memory == "elastic":
+        raise _refusal("latent KV (MLA) shares no budget with segments", "--hybrid-memory elastic")
     other = {layer.kind for layer in spec.layers if layer.temporal_elements(1)} - _KINDS
     if other:
-        raise _refusal("states of gated delta rules and Mamba-2 are composed, not those of", ", ".join(sorted(other)))
+        raise _refusal(
+            "states of gated delta rules, Kimi delta attention and Mamba-2 are composed, not those of",
+            ", ".join(sorted(other)),
+        )
 
 
-_KINDS = {"gdn", "mamba2"}
+_KINDS = {"gdn", "kda", "mamba2"}
 
 
 def _refusal(reason: str, value: str) -> ConfigError:

@@ -1,8 +1,9 @@
 """The stages of a chunked linear layer around `chunk_h_jump`, in PyTorch on any device.
 
-A layer is a recurrence, read by o = S q: S <- exp(g) S (I - beta k k^T) + beta v k^T for the delta rule, and for
-Mamba-2, where v is dt x, k is B and q is C, S <- exp(g) S + v k^T. `before` brings chunks into WY form, `chunk_h_jump`
-carries the state through them, `behind` reads it.
+A layer is a recurrence, read by o = S q: S <- S diag(exp(g)) (I - beta k k^T) + beta v k^T for delta rules, where g is
+one number by head (gated delta rule) or by channel (Kimi delta attention), and for Mamba-2, where v is dt x, k is B and
+q is C, S <- exp(g) S + v k^T. `before` brings chunks into WY form, `chunk_h_jump` carries the state through them,
+`behind` reads it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LEAST_DECAY = -80.0
-"""e^-80 is nothing next to any state."""
+from sglang_hybrid.engine.cpu.gdn import LEAST_DECAY, SPAN, chunk_products
+
+_ELEMENTS = 1 << 26
+"""Of the temporary that decays by channel need, which has SPAN numbers for every channel of every token."""
 
 
 @dataclass(frozen=True)
@@ -62,35 +65,55 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A layer's tokens in chunks: q, k [chunks, key heads, 1, size, K], total and decay by head: [chunks, key heads,
-    heads per key head, size, 1] and [.., size, size]; `w` and `u` [tokens, heads, .] as `chunk_h_jump` takes them."""
+    """A layer's tokens in chunks: q [chunks, key heads, 1, size, K], by head the running decay `total` [chunks, key
+    heads, heads per key head, size, 1 or K] and what queries find of the keys of their chunk, `inner` [.., size, size];
+    `k`, `w`, `u` and `g` [tokens, heads, .] as `chunk_h_jump` takes them."""
 
     q: Tensor
-    k: Tensor
     total: Tensor
-    decay: Tensor
+    inner: Tensor
+    k: Tensor
     w: Tensor | None
     u: Tensor
     g: Tensor
 
 
 def before(chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Cut:
-    """q, k [tokens, key heads, K], v [tokens, heads, V], g (log decay) and beta [tokens, heads], all float32."""
+    """q, k [tokens, key heads, K], v [tokens, heads, V], beta [tokens, heads] and the log decay g [tokens, heads] or
+    [tokens, heads, K], all float32. With decay by channel every head has keys of its own."""
     key_heads, heads = k.shape[1], v.shape[1]
     each = heads // key_heads
     q_cut, k_cut = (chunks.cut(x).transpose(1, 2).unsqueeze(2) for x in (q, k))
-    total = _by_head(chunks.cut(g).cumsum(1).unsqueeze(-1), key_heads, each)
-    decay = (total - total.mT).clamp_(_LEAST_DECAY, 0.0).exp_()
+    by_channel = g.dim() == 3
+    total = _by_head(chunks.cut(g if by_channel else g.unsqueeze(-1)).cumsum(1), key_heads, each)
     if beta is None:
-        return Cut(q_cut, k_cut, total, decay, None, v, chunks.joined(_by_token(total))[..., 0])
+        decay = (total - total.mT).clamp_(LEAST_DECAY, 0.0).exp_()
+        inner = (q_cut @ k_cut.mT * decay).tril_()
+        return Cut(q_cut, total, inner, k, None, v, chunks.joined(_by_token(total))[..., 0])
     strength = _by_head(chunks.cut(beta).unsqueeze(-1), key_heads, each)
-    mixed = (k_cut @ k_cut.mT * decay).mul_(strength)
+    among, inner = _products(q_cut, k_cut, total)
+    mixed = among.mul_(strength)
     values = _by_head(chunks.cut(v), key_heads, each)
     sides = torch.cat([strength * values, (strength * total.exp()) * k_cut], -1)
     solved = torch.linalg.solve_triangular(mixed, sides, upper=False, unitriangular=True)
     u, w = solved.split([v.shape[2], k.shape[2]], -1)
     w, u, ends = (chunks.joined(_by_token(x)) for x in (w, u, total))
-    return Cut(q_cut, k_cut, total, decay, w, u, ends[..., 0])
+    inner.tril_()
+    if by_channel:
+        fading = (total[..., -1:, :] - total).exp() * k_cut
+        return Cut(q_cut, total, inner, chunks.joined(_by_token(fading)), w, u, ends)
+    return Cut(q_cut, total, inner, k, w, u, ends[..., 0])
+
+
+def _products(q: Tensor, k: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """`chunk_products`, by channel some chunks at a time."""
+    count, heads, _, size, channels = total.shape
+    if channels == 1:
+        return chunk_products(q, k, total)
+    some = max(1, _ELEMENTS // (heads * size * SPAN * channels))
+    found = [chunk_products(*(x[at : at + some] for x in (q, k, total))) for at in range(0, count, some)]
+    among, inner = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return among, inner
 
 
 def behind(chunks: Chunks, cut: Cut, h: Tensor, v_new: Tensor) -> Tensor:
@@ -99,8 +122,7 @@ def behind(chunks: Chunks, cut: Cut, h: Tensor, v_new: Tensor) -> Tensor:
     states = h.view(count, key_heads, each, *h.shape[2:])
     values = _by_head(chunks.cut(v_new), key_heads, each)
     read = (cut.q * cut.total.exp()) @ states.mT
-    inner = (cut.q @ cut.k.mT * cut.decay).tril_() @ values
-    return chunks.joined(_by_token(read + inner))
+    return chunks.joined(_by_token(read + cut.inner @ values))
 
 
 def _by_head(x: Tensor, key_heads: int, each: int) -> Tensor:

@@ -34,7 +34,8 @@ STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.in
 class Shapes:
     """What a rank keeps of each layer. `temporal`: [heads, V, K] of a recurrent state; `window`: [channels, tokens].
 
-    `dense`: the transition is a matrix [K, K] per head (delta rule), otherwise a number (Mamba-2).
+    `dense`: the transition is a matrix [K, K] per head (delta rule), otherwise a number (Mamba-2). `value_size` is 0
+    where the values are a part of the keys (latent attention).
     """
 
     linear_layers: int
@@ -102,7 +103,8 @@ class Store:
         row = shapes.kv_heads * itemsize
         starts = [n * row * (shapes.key_size + shapes.value_size) for n in range(shapes.attention_layers)]
         self.keys = [self._tokens(start, shapes.key_size) for start in starts]
-        self.values = [self._tokens(start + row * shapes.key_size, shapes.value_size) for start in starts]
+        behind = [start + row * shapes.key_size for start in starts if shapes.value_size]
+        self.values = [self._tokens(start, shapes.value_size) for start in behind]
 
     @property
     def total_bytes(self) -> int:

@@ -277,6 +277,21 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_MAMBA + "HybridLinearAttnBackend.forward_extend", "AROUND", "segments.hooks:extend", SCHEDULER, "segments"),
     Hook(
+        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph",
+        "AFTER",
+        "segments.hooks:outside_a_graph",
+        SCHEDULER,
+        "segments",
+        since="0.5.23",
+    ),
+    Hook(
+        "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        "AFTER",
+        "segments.hooks:absorbed",
+        SCHEDULER,
+        "segments",
+    ),
+    Hook(
         "srt.managers.scheduler:Scheduler.handle_dumper_control",
         "AROUND",
         "segments.listing:control",

@@ -42,6 +42,13 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="cpu",
     ),
+    Use(
+        "srt.models.deepseek_common.attention_forward_methods.forward_methods:AttnForwardMethod",
+        IMPORT,
+        "segments.hooks",
+        SCHEDULER,
+        when="segments",
+    ),
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "frontend.mistakes pools.hooks", SCHEDULER),
@@ -55,6 +62,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.schedule_batch:FINISH_ABORT", IMPORT, "frontend.processors", SCHEDULER),
     Use("srt.sampling.custom_logit_processor:CustomLogitProcessor", IMPORT, "frontend.processors", HTTP),
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
+    Use("srt.layers.attention.linear:kda_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.mamba:mamba", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.rotary_embedding:RotaryEmbedding", IMPORT, "segments.rope", SCHEDULER, when="segments"),
     Use(
