@@ -64,14 +64,18 @@ def test_a_pass_of_composed_prompts_sees_latents_absorbed(monkeypatch: pytest.Mo
 def test_a_composed_pass_leaves_a_graph_that_has_the_linear_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def runner(inside: bool) -> SimpleNamespace:
         backend = SimpleNamespace(supports_prefill_graph_extend=lambda: inside)
-        return SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
+        linear = SimpleNamespace(linear_attn_backend=backend)
+        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=linear))
 
     assert hooks.outside_a_graph(True, runner(True), SimpleNamespace(forward_mode=None)) is None
     monkeypatch.setattr(forward, "running", lambda batch: batch)
     assert hooks.outside_a_graph(True, runner(True), object()) is False
     assert hooks.outside_a_graph(True, runner(False), object()) is None
     assert hooks.outside_a_graph(False, runner(True), object()) is None
-    assert hooks.outside_a_graph(True, SimpleNamespace(attn_backend=object()), object()) is None
+    assert (
+        hooks.outside_a_graph(True, SimpleNamespace(model_runner=SimpleNamespace(attn_backend=object())), object())
+        is None
+    )
 
 
 @pytest.mark.parametrize(("version", "flat", "whole"), [("0.5.21", True, False), ("0.5.23", True, True)])

@@ -67,7 +67,7 @@ def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
 
     From SGLang 0.5.23 on those of Kimi delta attention may be inside the graph.
     """
-    backend = getattr(runner.attn_backend, "linear_attn_backend", None)
+    backend = getattr(runner.model_runner.attn_backend, "linear_attn_backend", None)
     inside = getattr(backend, "supports_prefill_graph_extend", None)
     composed = can and inside is not None and inside() and forward.running(batch) is not None
     return False if composed else None
