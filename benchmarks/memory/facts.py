@@ -29,7 +29,7 @@ def chosen_granules() -> list[int]:
     """Bytes of every granule that is chosen for a published model and a budget, on one rank or four."""
     found = set()
     for spec in PRESETS.values():
-        planes = 2 * spec.layer_counts.get("attention", 0)
+        planes = spec.kv_planes
         if not planes or not spec.is_recurrent:
             continue
         for ranks in (1, 4):

@@ -47,8 +47,8 @@ its size, so four seconds to give 65,536 back. A column of KV costs the same cal
 
 @dataclass(frozen=True)
 class Kinds:
-    """What the model stores: `kv_row_bytes` per token in each of `kv_planes` (K and V of every attention layer), in
-    pages of `page_tokens`; `state_bytes` for one state over all layers."""
+    """What the model stores: `kv_row_bytes` per token in each of `kv_planes` (K and V of every attention layer, or its
+    latent), in pages of `page_tokens`; `state_bytes` for one state over all layers."""
 
     kv_row_bytes: int
     kv_planes: int
