@@ -17,7 +17,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import sizes
 from sglang_hybrid.engine.pools.arena import Arena
-from sglang_hybrid.memory.sizing import HOST, KV, STATE, Kinds, choose
+from sglang_hybrid.memory.sizing import HOST, KV, STATE, Kinds, Sizing, choose
 from tests.clock import LogicalClock
 
 with warnings.catch_warnings():
@@ -29,15 +29,20 @@ pytestmark = [
     pytest.mark.skipif(not compat.complete(), reason="elastic memory is refused with this SGLang"),
 ]
 
-LAYERS, PAGE, RANK, ROPE = (3, 7), 16, 48, 16
+LAYERS, PAGE, RANK, ROPE = (3, 7), 16, 40, 8
 LATENT = Kinds((RANK + ROPE) * 4, len(LAYERS), PAGE, 20_000)
+LATENTS = [
+    pytest.param(LATENT, id="whole pages in a granule"),
+    pytest.param(Sizing(LATENT, 32768, 1 << 20, 2), id="whole pages in three granules"),
+]
 PLAIN = Kinds(2 * 8 * 4, 2 * len(LAYERS), PAGE, 20_000)
 
 
 @pytest.fixture
 def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
-    """Memory for the kinds that a test names, of 1 MiB."""
-    sizing = choose(request.param, 1 << 20, HOST, 2)
+    """Memory for the kinds or of the sizing that a test names, of 1 MiB."""
+    asked = request.param
+    sizing = asked if isinstance(asked, Sizing) else choose(asked, 1 << 20, HOST, 2)
     with closing(HostDriver(sizing.total * sizing.granule_bytes, sizing.granule_bytes)) as driver:
         made = Arena(sizing, driver, torch.device("cpu"), 1.0, LogicalClock().now)
         made.open(sizing.state_layout)
@@ -62,10 +67,11 @@ def hybrid(monkeypatch: pytest.MonkeyPatch, arena: Arena, latent: bool, **change
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arena", [LATENT], indirect=True)
+@pytest.mark.parametrize("arena", LATENTS, indirect=True)
 def test_latents_have_one_plane_per_layer(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = hybrid(monkeypatch, arena, latent=True)
     layout = arena.sizing.kv_layout
+    assert layout.run == (3 if arena.sizing.granule_bytes == 32768 else 1)
     slots = layout.columns * layout.column_slots
     assert type(pool.full_kv_pool) is kv.ElasticLatents
     assert set(arena.supplies) == {KV, STATE}
@@ -81,7 +87,7 @@ def test_latents_have_one_plane_per_layer(arena: Arena, monkeypatch: pytest.Monk
     arena.check()
 
 
-@pytest.mark.parametrize("arena", [LATENT], indirect=True)
+@pytest.mark.parametrize("arena", LATENTS, indirect=True)
 def test_latents_are_written_moved_and_brought_back(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a batch, by a sorted cache and by a request that is retracted; other layers keep theirs."""
     pool = hybrid(monkeypatch, arena, latent=True)
