@@ -29,12 +29,11 @@ def chosen_granules() -> list[int]:
     """Bytes of every granule that is chosen for a published model and a budget, on one rank or four."""
     found = set()
     for spec in PRESETS.values():
-        planes = 2 * spec.layer_counts.get("attention", 0)
-        if not planes or not spec.is_recurrent:
+        if not spec.layer_counts.get("attention") or not spec.is_recurrent:
             continue
         for ranks in (1, 4):
             rank = spec.per_rank(ranks)
-            kinds = Kinds(rank.kv_bytes_per_token // planes, planes, 1, rank.checkpoint_bytes)
+            kinds = Kinds(rank.kv_bytes_per_token // rank.kv_planes, rank.kv_planes, 1, rank.checkpoint_bytes)
             found |= {choose(kinds, gigabytes * 10**9, CUDA, 5).granule_bytes for gigabytes in BUDGETS_GB}
     return sorted(found)
 

@@ -29,11 +29,14 @@ FLAGS = (
     "--hybrid-memory", "elastic", "--chunked-prefill-size", "512", "--max-running-requests", "6", "--enable-metrics",
     "--hybrid-memory-idle-s", "0.5", "--hybrid-log-interval-s", "1",
 )  # fmt: skip
-RANKS = "ranks"
+RANKS = ("ranks", "latent_ranks")
 VARIANTS = {  # model and flags: each way a model can differ is met once
     "extra_buffer": ("gdn", "--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
     "no_buffer": ("mamba2", "--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.012"),
-    RANKS: ("gdn", "--tp-size", "2", "--hybrid-cpu-memory-gb", "0.0016"),
+    RANKS[0]: ("gdn", "--tp-size", "2", "--hybrid-cpu-memory-gb", "0.0016"),
+    "latent": ("kda", "--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
+    "latent_no_buffer": ("kda", "--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.0024"),
+    RANKS[1]: ("kda", "--page-size", "16", "--tp-size", "2", "--hybrid-cpu-memory-gb", "0.0016"),
 }
 
 
@@ -88,7 +91,7 @@ def client(
     }
     log = faults.parent / f"{request.param}.log"
     preset, *flags = VARIANTS[request.param]
-    if request.param == RANKS:
+    if request.param in RANKS:
         cores = sorted(os.sched_getaffinity(0))
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"  # the cores of each rank
     with Server(models(preset), [*FLAGS, *flags], log=log, environment=environment) as server:

@@ -109,20 +109,26 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("request-logs") / "host-tier.jsonl"
 
 
-@pytest.fixture(params=["static", "elastic"])
+@pytest.fixture(params=["static", "elastic", "latent"])
 def memory(request: pytest.FixtureRequest) -> str:
-    """Two pools for three prompts between them, or as many bytes for both kinds."""
+    """Two pools for three prompts between them, or as many bytes for both kinds, also where KV is latent."""
     return str(request.param)
 
 
 @pytest.fixture
-def client(serve: Callable[..., Client], log: Path, memory: str) -> Client:
+def preset(memory: str) -> str:
+    return "kda" if memory == "latent" else "gdn"
+
+
+@pytest.fixture
+def client(serve: Callable[..., Client], log: Path, memory: str, preset: str) -> Client:
     """One server with a device for three prompts and a host tier for twenty."""
     flags = ("--enable-hierarchical-cache", "--max-running-requests", "2", "--chunked-prefill-size", "512")
-    if memory == "elastic":
+    if memory != "static":
         # The tier is that many times the budget, split between the kinds.
-        flags += ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.0022", "--hicache-ratio", "7")
-        return serve("gdn", *flags)
+        budget_gb, ratio = {"elastic": ("0.0022", "7"), "latent": ("0.0011", "7")}[memory]
+        flags += ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", budget_gb, "--hicache-ratio", ratio)
+        return serve(preset, *flags)
     return serve(
         "gdn", *flags, "--hicache-ratio", "6", "--hybrid-request-log", str(log), "--max-total-tokens", "2400",
         "--max-mamba-cache-size", "16",
@@ -130,11 +136,11 @@ def client(serve: Callable[..., Client], log: Path, memory: str) -> Client:
 
 
 def test_a_request_restores_what_left_the_device(
-    client: Client, references: Callable[[str], Reference], memory: str
+    client: Client, references: Callable[[str], Reference], memory: str, preset: str
 ) -> None:
     """Greedy tokens after a restore equal the first computation's; the hit is counted as one of the host."""
     client.flush()
-    reference, rng = references("gdn"), random.Random(31)
+    reference, rng = references(preset), random.Random(31)
     asked = [words(rng, 600) for _ in range(10)]
     first = [ask(client, prompt) for prompt in asked]
     second = [ask(client, prompt) for prompt in asked]
@@ -147,13 +153,17 @@ def test_a_request_restores_what_left_the_device(
         assert details["device"] + details["host"] == 576
     hosts = [answer["meta_info"]["cached_tokens_details"]["host"] for answer in second]
     assert sum(count == 576 for count in hosts) >= 7, "the device holds three of ten"
-    said = {"static": "14,401 tokens of KV, 97 states", "elastic": "13,259 tokens of KV, 106 states"}[memory]
-    assert f"host tier    {said}, write_through" in client.server.log.read_text()
+    said = {
+        "static": "14,401 tokens of KV, 97 states",
+        "elastic": "13,259 tokens of KV, 106 states",
+        "latent": "10,837 tokens of KV, 50 states",
+    }
+    assert f"host tier    {said[memory]}, write_through" in client.server.log.read_text()
 
 
-def test_branch_states_are_restored_too(client: Client, references: Callable[[str], Reference]) -> None:
+def test_branch_states_are_restored_too(client: Client, references: Callable[[str], Reference], preset: str) -> None:
     client.flush()
-    reference, rng = references("gdn"), random.Random(32)
+    reference, rng = references(preset), random.Random(32)
     families = [words(rng, 448) for _ in range(8)]
     for shared in families:
         for _ in range(3):
@@ -169,11 +179,11 @@ def test_branch_states_are_restored_too(client: Client, references: Callable[[st
 
 
 def test_nothing_is_wrong_while_both_tiers_run_out(
-    client: Client, references: Callable[[str], Reference], log: Path, memory: str
+    client: Client, references: Callable[[str], Reference], log: Path, memory: str, preset: str
 ) -> None:
     """Random families of prompts, two at once, over twice what both tiers hold; the decisions replay."""
     client.flush()
-    reference, batch = references("gdn"), prompts(seed=33, count=120)
+    reference, batch = references(preset), prompts(seed=33, count=120)
     batch += [words(random.Random(i), 500) for i in range(20)]
     random.Random(34).shuffle(batch)
     with ThreadPoolExecutor(4) as pool:
@@ -183,7 +193,7 @@ def test_nothing_is_wrong_while_both_tiers_run_out(
         assert sum(misses(answer).values()) == len(prompt) - cached(answer)
     assert sum(answer["meta_info"]["cached_tokens_details"]["host"] for answer in answers) > 500
     client.flush()
-    if memory == "elastic":
+    if memory != "static":
         assert "does not add up" not in client.server.log.read_text()
         return  # its order rests on where memory lies too, which the log does not tell
     again = replay(log)

@@ -63,6 +63,10 @@ class CompressedAttention(Layer):
     def pair_flops(self) -> float:
         return self._attention.pair_flops
 
+    @property
+    def kv_rows(self) -> int:
+        return self._attention.kv_rows
+
     def kv_elements(self, tp: int = 1) -> int:
         return self._attention.kv_elements(tp)
 

@@ -5,7 +5,7 @@ One frozen class per layer kind. All classes answer the same questions:
 * `weights`: matrix elements one token is multiplied with (active experts only), convolution taps included;
 * `linear_flops`: FLOPs per token of prefill that do not depend on the position (one multiply-add = 2 FLOPs);
 * `pair_flops`: the coefficient of `end**2 - start**2`, non-zero for attention only;
-* `kv_elements(tp)`: KV elements per token on one of `tp` ranks;
+* `kv_elements(tp)`: KV elements per token on one of `tp` ranks, in `kv_rows` equal rows (K and V, or one latent);
 * `temporal_elements(tp)` / `conv_elements(tp)`: elements of one recurrent state / one convolution window on one rank.
 
 Starting point is Marconi, appendix A.1 and table 1: attention `8LD^2 + 4L^2D`, MLP `16LD^2`, SSM
@@ -54,6 +54,10 @@ class Layer:
     def pair_flops(self) -> float:
         return 0.0
 
+    @property
+    def kv_rows(self) -> int:
+        return 0
+
     def kv_elements(self, tp: int = 1) -> int:
         return 0
 
@@ -100,6 +104,10 @@ class Attention(Layer):
     def pair_flops(self) -> float:
         return 2.0 * self.heads * self.head_dim
 
+    @property
+    def kv_rows(self) -> int:
+        return 2
+
     def kv_elements(self, tp: int = 1) -> int:
         """K and V of the rank's heads; a head is replicated when there are fewer heads than ranks, as SGLang does."""
         shard(self.heads, tp, "num_attention_heads")
@@ -144,6 +152,10 @@ class LatentAttention(Layer):
     @property
     def pair_flops(self) -> float:
         return 1.0 * self.heads * (self.nope_dim + self.rope_dim + self.v_dim)
+
+    @property
+    def kv_rows(self) -> int:
+        return 1
 
     def kv_elements(self, tp: int = 1) -> int:
         return self.kv_rank + self.rope_dim

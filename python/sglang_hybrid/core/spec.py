@@ -92,6 +92,11 @@ class ModelSpec:
         return sum(layer.kv_elements(self.tp) for layer in self.head) * _dtype_bytes(self.kv_dtype)
 
     @property
+    def kv_planes(self) -> int:
+        """Rows in which KV of one token is stored: two of an attention layer, one of a latent one."""
+        return sum(layer.kv_rows for layer in self.layers)
+
+    @property
     def layer_counts(self) -> dict[str, int]:
         """Number of layers by kind (`core.layers.KINDS`); mixers and feed-forwards count separately."""
         return dict(Counter(layer.kind for layer in self.layers))

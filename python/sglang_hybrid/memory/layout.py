@@ -32,8 +32,9 @@ class Layout:
 
     `slots` is how far the address range reaches at least (it is rounded up to whole columns), not how much memory
     there is; `page_slots` slots are allocated together (tokens of a KV page); the first `pinned_pages` pages are
-    never handed out and always mapped (SGLang writes padding to slot 0). `straddle` allows slots that cross a granule
-    boundary; such a slot is usable only while both granules are mapped.
+    never handed out and always mapped (SGLang writes padding to slot 0). A column takes `run` granules of a plane
+    whose slots are smaller. `straddle` allows slots that cross the boundary of such a run; one of them is usable only
+    while both granules are mapped.
     """
 
     name: str
@@ -43,11 +44,12 @@ class Layout:
     page_slots: int = 1
     pinned_pages: int = 0
     straddle: bool = False
+    run: int = 1
 
     def __post_init__(self) -> None:
         if not self.planes:
             raise ConfigError(f"pool {self.name!r} needs at least one plane: {self.planes}")
-        if self.granule_bytes < 1 or self.page_slots < 1:
+        if min(self.granule_bytes, self.page_slots, self.run) < 1:
             raise ConfigError(f"pool {self.name!r} needs a positive granule and page: {self.granule_bytes}")
         if self.slots < self.page_slots or self.slots % self.page_slots:
             raise ConfigError(
@@ -60,7 +62,7 @@ class Layout:
 
     def _check_division(self, planes: Planes) -> None:
         slot, granule = planes.slot_bytes, self.granule_bytes
-        if self.straddle or slot % granule == 0 or granule % slot == 0:
+        if self.straddle or slot % granule == 0 or self.run * granule % slot == 0:
             return
         padded = next((size for size in _divisors(granule) if size >= slot), -(-slot // granule) * granule)
         raise ConfigError(
@@ -70,8 +72,8 @@ class Layout:
 
     @property
     def column_slots(self) -> int:
-        """Slots per column: what a granule of the plane with the largest slots holds, in whole pages, at least one."""
-        fitting = min(self.granule_bytes // planes.slot_bytes for planes in self.planes)
+        """Slots per column: what a run of the plane with the largest slots holds, in whole pages, at least one."""
+        fitting = min(self.run * self.granule_bytes // planes.slot_bytes for planes in self.planes)
         return max(fitting // self.page_slots, 1) * self.page_slots
 
     @property

@@ -11,6 +11,7 @@ KV, STATE, SEGMENT = "kv", "state", "segment"
 """Names of the pools; the third exists where segments share the budget."""
 
 _ALIGNMENT = 64  # bytes; what vector loads like
+_ROUNDING = 0.1  # of a column of states; to save as much, columns of KV take more granules, each a call of the driver
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ its size, so four seconds to give 65,536 back. A column of KV costs the same cal
 
 @dataclass(frozen=True)
 class Kinds:
-    """What the model stores: `kv_row_bytes` per token in each of `kv_planes` (K and V of every attention layer), in
-    pages of `page_tokens`; `state_bytes` for one state over all layers."""
+    """What the model stores: `kv_row_bytes` per token in each of `kv_planes` (K and V of every attention layer, or its
+    latent), in pages of `page_tokens`; `state_bytes` for one state over all layers."""
 
     kv_row_bytes: int
     kv_planes: int
@@ -58,6 +59,11 @@ class Kinds:
     def __post_init__(self) -> None:
         if min(self.kv_row_bytes, self.kv_planes, self.page_tokens, self.state_bytes) < 1:
             raise ConfigError(f"elastic memory needs KV and recurrent states; add --hybrid-memory static: {self}")
+
+    @property
+    def page_bytes(self) -> int:
+        """A page in one plane."""
+        return self.kv_row_bytes * self.page_tokens
 
     @property
     def token_bytes(self) -> int:
@@ -101,22 +107,36 @@ class Sizing:
         return self.states_per_column * self.state_slot_bytes // self.granule_bytes
 
     @property
+    def kv_run(self) -> int:
+        """Granules of one column of KV in each plane: the fewest that hold whole pages."""
+        return math.lcm(self.granule_bytes, self.kinds.page_bytes) // self.granule_bytes
+
+    @property
     def kv_column_tokens(self) -> int:
         """Tokens of one column of KV."""
-        return self.granule_bytes // self.kinds.kv_row_bytes
+        return self.kv_run * self.granule_bytes // self.kinds.kv_row_bytes
 
     @property
     def kv_column_granules(self) -> int:
         """Granules of one column of KV, over all its planes."""
-        return self.kinds.kv_planes
+        return self.kv_run * self.kinds.kv_planes
+
+    @property
+    def kv_column_bytes(self) -> int:
+        """One column of KV, over all its planes."""
+        return self.kv_column_granules * self.granule_bytes
+
+    @property
+    def rounding(self) -> float:
+        """Share of a column of states that no state lies in."""
+        held_bytes = self.states_per_column * self.kinds.state_bytes
+        return 1.0 - held_bytes / (self.state_column_granules * self.granule_bytes)
 
     @property
     def waste(self) -> float:
         """Share of the budget lost to the rounding of states and to one half-used column of either kind."""
-        held_bytes = self.states_per_column * self.kinds.state_bytes
-        column_bytes = self.state_column_granules * self.granule_bytes
         half_used_bytes = (self.kv_column_granules + self.state_column_granules) * self.granule_bytes
-        return 1.0 - held_bytes / column_bytes + half_used_bytes / self.total_bytes
+        return self.rounding + half_used_bytes / self.total_bytes
 
     @property
     def tokens(self) -> int:
@@ -146,7 +166,7 @@ class Sizing:
         """Layout of the KV pool. It has addresses for all of the budget, so that only memory can run short."""
         planes = (Planes(KV, self.kinds.kv_planes, self.kinds.kv_row_bytes),)
         slots = self.total // self.kv_column_granules * self.kv_column_tokens
-        return Layout(KV, planes, slots, self.granule_bytes, self.kinds.page_tokens, pinned_pages=1)
+        return Layout(KV, planes, slots, self.granule_bytes, self.kinds.page_tokens, pinned_pages=1, run=self.kv_run)
 
     @property
     def state_layout(self) -> Layout:
@@ -182,17 +202,28 @@ def slot_bytes(held_bytes: int, granule_bytes: int) -> int:
 
 def choose(kinds: Kinds, total_bytes: int, grain: Grain, request_states: int) -> Sizing:
     """The granule that wastes least among those of `grain` that hold whole pages in every plane: in the rounding of a
-    state, and in one half-used column of either kind.
+    state, and in one half-used column of either kind. Rows of odd sizes need granules so large that states are rounded
+    up by a lot; where another one saves a tenth of that, a column of KV, no larger, takes several granules of a plane.
 
     `request_states` are the states that one running request holds. Raises ConfigError if the budget does not hold a
     request with a page of KV.
     """
-    unit = math.lcm(grain.base_bytes, kinds.kv_row_bytes * kinds.page_tokens)
-    candidates = [
-        Sizing(kinds, granule_bytes, total_bytes, request_states)
-        for granule_bytes in grain.sizes(unit, total_bytes, kinds.kv_planes)
-    ]
-    sizing = min(candidates, key=lambda sizing: (sizing.waste, sizing.granule_bytes))
+
+    def candidates(unit_bytes: int) -> list[Sizing]:
+        sizes = grain.sizes(unit_bytes, total_bytes, kinds.kv_planes)
+        return [Sizing(kinds, granule_bytes, total_bytes, request_states) for granule_bytes in sizes]
+
+    def least(found: list[Sizing]) -> Sizing:
+        return min(found, key=lambda sizing: (sizing.waste, sizing.granule_bytes))
+
+    sizing = least(candidates(math.lcm(grain.base_bytes, kinds.page_bytes)))
+    if sizing.rounding > _ROUNDING:
+        others = [
+            other
+            for other in candidates(grain.base_bytes)
+            if other.rounding < sizing.rounding - _ROUNDING and other.kv_column_bytes <= sizing.kv_column_bytes
+        ]
+        sizing = least(others or [sizing])
     if sizing.tokens < kinds.page_tokens or sizing.states < request_states:
         needed = sizing.state_column_granules * (1 + request_states) + 2 * sizing.kv_column_granules
         raise ConfigError(

@@ -36,8 +36,8 @@ def ranks_of(name: str) -> Iterator[ModelSpec]:
 
 
 def kinds_of(spec: ModelSpec, page_tokens: int) -> Kinds:
-    planes = 2 * spec.layer_counts["attention"]
-    return Kinds(spec.kv_bytes_per_token // planes, planes, page_tokens, spec.checkpoint_bytes)
+    row_bytes = spec.kv_bytes_per_token // spec.kv_planes
+    return Kinds(row_bytes, spec.kv_planes, page_tokens, spec.checkpoint_bytes)
 
 
 def test_models_of_every_family_are_asked() -> None:
@@ -71,6 +71,9 @@ def test_a_gpu_reserves_and_maps_what_was_chosen(make_cuda: Any, name: str, giga
         ("qwen3.5-35b-a3b", 1, 40, 2, 40, 62),
         ("nemotron-h-8b", 1, 110, 2, 16, 98),
         ("falcon-h1-7b", 1, 140, 4, 352, 136),
+        ("kimi-linear-48b-a3b", 1, 70, 2, 126, 42),  # latents of 1,152 bytes: 18 MiB of each plane hold whole ones
+        ("kimi-linear-48b-a3b", 8, 70, 18, 126, 18),  # three states, which another granule would not serve better
+        ("zamba2-7b", 8, 40, 2, 364, 20),
         ("zamba2-7b", 1, 40, 14, 364, 154),  # rows of 14,336 bytes: 14 MiB is the least that holds whole ones
     ],
 )

@@ -119,7 +119,6 @@ def test_it_needs_both_kinds_of_memory(settings: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("kimi-linear-48b-a3b", r"latent KV \(MLA\) has a pool of its own"),
         ("lfm2-1.2b", "states that have a recurrent part and a window"),
         ("minicpm-sala", "states that have a recurrent part and a window"),
     ],
@@ -129,6 +128,13 @@ def test_states_and_kv_it_was_not_run_with(
 ) -> None:
     line = refusal(settings, replace(model, spec=preset(name)))
     assert re.search(f"{reason}; .*: {re.escape(model.path)}$", line), line
+
+
+def test_latent_kv_is_served(settings: dict[str, Any], model: preflight.Model) -> None:
+    latent = replace(model, spec=preset("kimi-linear-48b-a3b"))
+    served = HybridConfig.from_mapping({"memory": "elastic", "cpu_memory_gb": 1.0})
+    refusals.check(argparse.Namespace(**settings), [], served, latent, True)
+    assert "--hybrid-cpu-memory-gb" in refusal(settings, latent, cpu_memory_gb=0.13)
 
 
 @pytest.mark.parametrize("budget_gb", [0.0001, 0.0002])

@@ -44,6 +44,17 @@ def test_a_slot_larger_than_a_granule_is_a_column_of_several():
     assert (layout.column_slots, layout.column_granules, layout.exclusive) == (1, 6, True)
 
 
+def test_a_column_of_small_slots_may_take_several_granules_of_a_plane():
+    """Latents of Kimi-Linear: 1,152 bytes, of which 18 MiB hold whole ones."""
+    latent = Planes("kv", 7, 1152)
+    with pytest.raises(ConfigError, match="cross the boundaries"):
+        Layout("kv", (latent,), slots=64)
+    layout = Layout("kv", (latent,), slots=3 * 16384, page_slots=64, run=9)
+    assert (layout.column_slots, layout.column_granules, layout.exclusive) == (16384, 63, True)
+    assert (layout.columns, layout.column_pages, layout.plane_granules) == (3, 256, (27,) * 7)
+    assert layout.span(latent, 2) == (18, 27)
+
+
 def test_slots_that_cross_granules_are_refused_with_the_remedy():
     planes = Planes("conv", 36, 48 << 10)
     with pytest.raises(ConfigError, match=r"pad the slot to 65536 bytes.*straddle=True: 49152"):

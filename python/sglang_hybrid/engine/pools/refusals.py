@@ -6,7 +6,6 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
@@ -57,8 +56,6 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
     spec = model.spec
     if spec is None or not spec.is_recurrent or not spec.kv_bytes_per_token:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
-    if any(isinstance(layer, LatentAttention) for layer in spec.layers):
-        raise _refusal("latent KV (MLA) has a pool of its own", namespace.model_path)
     if not spec.temporal_bytes or not spec.conv_bytes:
         raise _refusal("it was run with states that have a recurrent part and a window", namespace.model_path)
     if on_cpu:
@@ -94,11 +91,9 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
 
 def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None:
     """A budget too small for one request is found before the model is loaded."""
-    layers = max(1, spec.layer_counts.get("attention", 1))
-    row_bytes = spec.kv_bytes_per_token // (2 * layers)
-    page = namespace.page_size or 1
-    states = slots.per_request_of(namespace)
-    sizing = choose(Kinds(row_bytes, 2 * layers, page, spec.checkpoint_bytes), config.cpu_memory_bytes, HOST, states)
+    row_bytes, page = spec.kv_bytes_per_token // spec.kv_planes, namespace.page_size or 1
+    kinds = Kinds(row_bytes, spec.kv_planes, page, spec.checkpoint_bytes)
+    sizing = choose(kinds, config.cpu_memory_bytes, HOST, slots.per_request_of(namespace))
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(
             f"the budget leaves {sizing.tokens} tokens of KV beside the states of one request, at least "

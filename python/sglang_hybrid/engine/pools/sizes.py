@@ -105,13 +105,17 @@ def kinds(configurator: Any) -> Kinds:
     from sglang.srt.runtime_context import get_parallel, get_schedule
 
     model, layers = configurator.model_config, configurator.layer_info
-    heads = model.get_num_kv_heads(get_parallel().attn_tp_size, get_parallel().attn_dcp_size)
+    if configurator.use_mla_backend:  # every rank keeps the whole latent
+        planes, width = 1, model.kv_lora_rank + model.qk_rope_head_dim
+    else:
+        heads = model.get_num_kv_heads(get_parallel().attn_tp_size, get_parallel().attn_dcp_size)
+        planes, width = 2, heads * model.head_dim
     attention = [
         i for i in configurator.mambaish_config.full_attention_layer_ids if layers.start_layer <= i < layers.end_layer
     ]
-    row_bytes = heads * model.head_dim * torch.empty(0, dtype=configurator.kv_cache_dtype).element_size()
+    row_bytes = width * configurator.kv_cache_dtype.itemsize
     state_bytes = configurator.mambaish_config.mamba2_cache_params.mamba_cache_per_req
-    return Kinds(row_bytes, 2 * len(attention), get_schedule().page_size, int(state_bytes))
+    return Kinds(row_bytes, planes * len(attention), get_schedule().page_size, int(state_bytes))
 
 
 def _driver(device: torch.device, sizing: Sizing) -> Driver:

@@ -358,6 +358,11 @@ REPLACED: tuple[Replaced, ...] = (
     # The classes of which SGLang builds its pools; replaced when it begins to.
     Replaced(_BUILDER + "HybridReqToTokenPool", "pools.states:ElasticRequestPool", SCHEDULER, "elastic"),
     Replaced(_BUILDER + "MHATokenToKVPool", "pools.kv:ElasticKV", SCHEDULER, "elastic"),
+    # A hybrid pool looked for the latent one beside itself, until its builder began to name it.
+    Replaced(
+        "srt.mem_cache.memory_pool:MLATokenToKVPool", "pools.kv:ElasticLatents", SCHEDULER, "elastic", before="0.5.22"
+    ),
+    Replaced(_BUILDER + "MLATokenToKVPool", "pools.kv:ElasticLatents", SCHEDULER, "elastic", since="0.5.22"),
     Replaced(_BUILDER + "TokenToKVPoolAllocator", "pools.allocators:ElasticTokens", SCHEDULER, "elastic"),
     Replaced(_BUILDER + "PagedTokenToKVPoolAllocator", "pools.allocators:ElasticPages", SCHEDULER, "elastic"),
 )

@@ -92,6 +92,7 @@ USES: tuple[Use, ...] = (
     Use("srt.mem_cache.base_prefix_cache:zero_match_result", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.memory_pool:HybridReqToTokenPool", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MHATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),
+    Use("srt.mem_cache.memory_pool:MLATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MambaPool", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use(
         "srt.mem_cache.prefill_budget:PrefillBudget",
@@ -313,6 +314,7 @@ USES: tuple[Use, ...] = (
         when="elastic",
     ),
     Use("srt.mem_cache.memory_pool:MHATokenToKVPool._create_buffers", PRIVATE, "pools.kv", SCHEDULER, when="elastic"),
+    Use("srt.mem_cache.memory_pool:MLATokenToKVPool._create_buffers", PRIVATE, "pools.kv", SCHEDULER, when="elastic"),
     Use(
         "srt.mem_cache.memory_pool:MHATokenToKVPool._build_kv_buffer_descs",
         PRIVATE,
