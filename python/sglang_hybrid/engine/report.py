@@ -47,7 +47,9 @@ def read_pools(req_to_token_pool: Any, allocator: Any) -> Pools:
     cache = pool.mamba_cache
     candidates = [getattr(cache, "intermediate_ssm", None), *getattr(cache, "intermediate_conv_window", ())]
     candidate_bytes = sum(tensor.nbytes for tensor in candidates if tensor is not None)
-    return Pools(allocator.size, kv_bytes, pool.size, cache.mem_usage_bytes() - candidate_bytes, candidate_bytes)
+    held_bytes, slots = cache.mem_usage_bytes() - candidate_bytes, (*cache.conv, cache.temporal)[0].shape[1]
+    state_bytes = held_bytes * (pool.size + 1) // slots  # elastic memory rounds addresses up to whole columns
+    return Pools(allocator.size, kv_bytes, pool.size, state_bytes, candidate_bytes)
 
 
 def start_block(ctx: Any, cache: Any, config: HybridConfig) -> list[str]:
