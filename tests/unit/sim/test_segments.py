@@ -178,7 +178,7 @@ def test_orders_to_compare_with() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"need 0\.099 GB or more.*raise --segments-gb: 0\.05"):
         a_cache(memory=GB // 20)
-    with pytest.raises(ConfigError, match="gated delta rules or Mamba-2"):
+    with pytest.raises(ConfigError, match="Kimi delta attention or Mamba-2"):
         a_cache(model=preset("llama-3.1-8b"))
     with pytest.raises(ConfigError, match="only the total costs"):
         a_cache(model=preset("marconi-7b"))

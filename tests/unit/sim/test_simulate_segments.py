@@ -111,7 +111,7 @@ def test_a_log_of_a_server_is_simulated_with_segments(tmp_path: Path, capsys: py
         (["--segments-gb", "1", "--transitions-kept", "nan"], "--transitions-kept is a share between 0 and 1: nan"),
         (["--segments-gb", "1", "--seam-tokens", "-1"], "seam tokens must be between 0 and"),
         (["--segments-gb", "1", "--pass-tokens", "0"], "--pass-tokens must be positive: 0"),
-        (["--segments-gb", "1", "--model", "llama-3.1-8b"], "gated delta rules or Mamba-2"),
+        (["--segments-gb", "1", "--model", "llama-3.1-8b"], "Kimi delta attention or Mamba-2"),
         (["--segments-gb", "1", "--policy", "belady+segments"], "unknown policy"),
         (["--policy", "lru+segments"], "say how much memory segments have, add --segments-gb: lru+segments"),
     ],
