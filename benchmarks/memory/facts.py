@@ -33,7 +33,7 @@ def chosen_granules() -> list[int]:
             continue
         for ranks in (1, 4):
             rank = spec.per_rank(ranks)
-            kinds = Kinds(rank.kv_bytes_per_token // rank.kv_planes, rank.kv_planes, 1, rank.checkpoint_bytes)
+            kinds = Kinds(rank.kv_row_bytes, rank.kv_planes, 1, rank.checkpoint_bytes)
             found |= {choose(kinds, gigabytes * 10**9, CUDA, 5).granule_bytes for gigabytes in BUDGETS_GB}
     return sorted(found)
 

@@ -28,7 +28,7 @@ def sizing(machine: Machine, gigabytes: float) -> Sizing:
     if machine.rehearsed:
         return choose(Kinds(2048, 2, 1, 300_000), 64 * MIB, CUDA, 2)
     spec = PRESETS[MODEL]
-    kinds = Kinds(spec.kv_bytes_per_token // spec.kv_planes, spec.kv_planes, 1, spec.checkpoint_bytes)
+    kinds = Kinds(spec.kv_row_bytes, spec.kv_planes, 1, spec.checkpoint_bytes)
     return choose(kinds, int(gigabytes * 1e9), CUDA, 5)
 
 

@@ -97,6 +97,11 @@ class ModelSpec:
         return sum(layer.kv_rows for layer in self.layers)
 
     @property
+    def kv_row_bytes(self) -> int:
+        """KV bytes of one token in one of its rows, which are equal."""
+        return self.kv_bytes_per_token // self.kv_planes
+
+    @property
     def layer_counts(self) -> dict[str, int]:
         """Number of layers by kind (`core.layers.KINDS`); mixers and feed-forwards count separately."""
         return dict(Counter(layer.kind for layer in self.layers))

@@ -36,8 +36,7 @@ def ranks_of(name: str) -> Iterator[ModelSpec]:
 
 
 def kinds_of(spec: ModelSpec, page_tokens: int) -> Kinds:
-    row_bytes = spec.kv_bytes_per_token // spec.kv_planes
-    return Kinds(row_bytes, spec.kv_planes, page_tokens, spec.checkpoint_bytes)
+    return Kinds(spec.kv_row_bytes, spec.kv_planes, page_tokens, spec.checkpoint_bytes)
 
 
 def test_models_of_every_family_are_asked() -> None:

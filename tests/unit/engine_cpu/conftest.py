@@ -1,5 +1,8 @@
 """Sequential float64 references, one token at a time, straight from the recurrences' definitions."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +64,23 @@ def mamba2(x, dt, A, B, C, D, state):
 def naive():
     """The references of this file."""
     return SimpleNamespace(gated_delta_rule=gated_delta_rule, gating=gating, causal_conv=causal_conv, mamba2=mamba2)
+
+
+@pytest.fixture
+def interpreted():
+    """The last line that a module prints which runs in a process of its own, under Triton's interpreter."""
+
+    def run(module):
+        mode = {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+        mode |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", module], env={**os.environ, **mode}, capture_output=True, text=True, timeout=1800,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    return run
 
 
 @pytest.fixture

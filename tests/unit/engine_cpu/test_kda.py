@@ -1,8 +1,5 @@
 """Kimi delta attention, chunked and one token at a time, against the float64 recurrence."""
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -141,16 +138,9 @@ def test_rings_and_a_missing_pool_are_refused(rng):
         kda.chunk_kda(q, k, v, raw, beta)
 
 
-def test_chunks_and_states_are_those_of_sglangs_kernels():
+def test_chunks_and_states_are_those_of_sglangs_kernels(interpreted):
     """With it stands which state a server on a GPU files under which tokens: the order of `h` is that of the oracle."""
-    mode = {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-    mode |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.engine_cpu.kda_oracle"], env={**os.environ, **mode}, capture_output=True,
-        text=True, timeout=1800, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    *others, snapshot = map(float, done.stdout.splitlines()[-1].split())
+    *others, snapshot = map(float, interpreted("tests.unit.engine_cpu.kda_oracle").split())
     assert max(others) < 4e-3, "as far apart as products of bfloat16 numbers"
     if compat.engine_version() != "0.5.17":  # which has no snapshot
         assert snapshot < 4e-3

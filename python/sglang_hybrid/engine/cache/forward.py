@@ -12,7 +12,7 @@ SGLang's own copy (`kernels.roll`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel, is_short_convolution
+from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel, is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 
 
@@ -34,6 +34,17 @@ class Pending:
     rows: list[tuple[int, Checkpoint]]
     prefix_lens: list[int]
     extend_lens: list[int]
+
+    def reached(self, window: int) -> Iterator[tuple[int, Checkpoint, int, int]]:
+        """Rows whose state ends in this pass, and whose last `window` tokens lie in it.
+
+        Each with its request's row, and the tokens of the request and of the batch before the state.
+        """
+        begins = list(accumulate(self.extend_lens, initial=0))
+        for row, checkpoint in self.rows:
+            offset = checkpoint.position - self.prefix_lens[row]
+            if checkpoint.slot is not None and window <= offset <= self.extend_lens[row]:
+                yield row, checkpoint, offset, begins[row] + offset
 
 
 class _Source(IntEnum):
@@ -181,15 +192,12 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
     """AFTER hook of the choice of a CUDA graph for a prefill: a pass with rows of ours runs outside one.
 
-    Most recurrent layers run between the pieces of a graph. Short convolutions are part of it, and from SGLang 0.5.23
-    on so is Kimi delta attention: what was planned at the capture is written there, and nothing else. Ranks agree on
+    If it has the recurrent layers, what was planned at the capture is written there, and nothing else. Ranks agree on
     their rows; groups of data-parallel attention, which vote on graphs, do not, and their rows stay unwritten.
     """
     if not can or not _pending or batch.global_num_tokens_cpu is not None:
         return None
-    backend = getattr(runner.model_runner.attn_backend, "linear_attn_backend", None)
-    inside = getattr(backend, "supports_prefill_graph_extend", None)
-    return False if is_short_convolution(backend) or (inside is not None and inside()) else None
+    return False if is_in_graph(linear_backend(runner.model_runner)) else None
 
 
 def mix(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -230,14 +238,9 @@ def _rows(pending: Pending, chunk: int, every: int, window: int, one_grid: bool)
     pass.
     """
     lengths, found = pending.extend_lens, []
-    begins = list(accumulate(lengths, initial=0))
     chunks = list(accumulate((-(-n // chunk) for n in lengths), initial=0))
     firsts = _starts(pending, every) if every else []
-    for row, checkpoint in pending.rows:
-        offset = checkpoint.position - pending.prefix_lens[row]
-        if checkpoint.slot is None or not window <= offset <= lengths[row]:
-            continue
-        at = begins[row] + offset
+    for row, checkpoint, offset, at in pending.reached(window):
         if offset == lengths[row]:
             source, first, second = _Source.FINAL, row, 0
         elif every:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.engine.cache import forward
-from sglang_hybrid.engine.cache.prefill_states import is_by_channel
+from sglang_hybrid.engine.cache.prefill_states import is_by_channel, linear_backend
 from sglang_hybrid_kernels import dispatch
 
 
@@ -56,7 +56,7 @@ def warm(pool: Any, model_runner: Any) -> None:
     warm_copy_slots(_tensors(cache))
     config, held = model_runner.model_config.hf_text_config, cache.temporal.shape[2]  # each rank has its share of heads
     heads = getattr(config, "linear_num_value_heads", 0)
-    by_channel = is_by_channel(getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None))
+    by_channel = is_by_channel(linear_backend(model_runner))
     if heads or by_channel:  # a delta rule, whose states inside a chunk are ours
         key_heads = held if by_channel else config.linear_num_key_heads * held // heads
         warm_state_at(

@@ -43,7 +43,7 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     settings = compat.resolved(server_args)
     if is_one_graph(settings):  # the index sets are those of the capture
         return PrefillStates(0, "a prefill that is one CUDA graph", "--cuda-graph-backend-prefill breakable")
-    backend = getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
+    backend = linear_backend(model_runner)
     kind = type(backend).__name__
     architecture = model_runner.model_config.hf_config.architectures[0]
     row = ARCHITECTURES.get(architecture)
@@ -73,6 +73,11 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     return PrefillStates(chunk_tokens(backend), source)
 
 
+def linear_backend(model_runner: Any) -> Any:
+    """SGLang's backend of the recurrent layers, None where a model has none."""
+    return getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
+
+
 def is_by_channel(backend: Any) -> bool:
     """Whether `backend` runs a delta rule that forgets by channel: Kimi delta attention."""
     return type(backend).__name__ == "KDAAttnBackend"
@@ -81,6 +86,15 @@ def is_by_channel(backend: Any) -> bool:
 def is_short_convolution(backend: Any) -> bool:
     """Whether `backend` keeps convolution windows beside layers that compute them by themselves."""
     return type(backend).__name__ == "ShortConvAttnBackend"
+
+
+def is_in_graph(backend: Any) -> bool:
+    """Whether a prefill's CUDA graph has the recurrent layers in it; those of most models run between its pieces.
+
+    Short convolutions are part of it, and from SGLang 0.5.23 on so may Kimi delta attention be.
+    """
+    inside = getattr(backend, "supports_prefill_graph_extend", None)
+    return is_short_convolution(backend) or (inside is not None and inside())
 
 
 def is_one_graph(settings: Any) -> bool:

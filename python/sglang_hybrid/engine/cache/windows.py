@@ -7,7 +7,6 @@ involved. A layer says that it ran by setting `written`: one inside a CUDA graph
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from sglang_hybrid.engine.cache import forward
@@ -37,19 +36,14 @@ def plan(_: Any, backend: Any, forward_batch: Any) -> None:
     if pending is None:
         return
     width = int(backend.conv_states_shape[-1])
-    begins = list(accumulate(pending.extend_lens, initial=0))
-    kept, ends = [], []
-    for row, checkpoint in pending.rows:
-        offset = checkpoint.position - pending.prefix_lens[row]
-        if checkpoint.slot is not None and width <= offset <= pending.extend_lens[row]:
-            kept.append(checkpoint)
-            ends.append(begins[row] + offset)
-    if not kept:
+    rows = [(checkpoint, at) for _, checkpoint, _, at in pending.reached(width)]
+    if not rows:
         return
     device = metadata.query_start_loc.device
-    host = torch.tensor([range(end - width, end) for end in ends], pin_memory=device.type == "cuda")
-    slots = torch.cat([checkpoint.slot.view(-1) for checkpoint in kept if checkpoint.slot is not None]).long()
-    _cuts = _Cuts(host.to(device, non_blocking=True), backend._translate_mamba_indices(slots), tuple(kept))
+    host = torch.tensor([range(at - width, at) for _, at in rows], pin_memory=device.type == "cuda")
+    kept = tuple(checkpoint for checkpoint, _ in rows)
+    slots = backend._translate_mamba_indices(torch.cat([checkpoint.slot.view(-1) for checkpoint in kept]).long())
+    _cuts = _Cuts(host.to(device, non_blocking=True), slots, kept)
 
 
 def save(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -60,10 +60,8 @@ def chunk_gated_delta_rule(
     """
     if head_first:
         raise NotImplementedError("chunk_gated_delta_rule takes tokens first: head_first=True")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    g = g.unsqueeze(-1)
     output, h = chunked(
-        q, k, v, g, beta, initial_state, cu_seqlens, use_qk_l2norm_in_kernel, initial_state_indices, scale
+        q, k, v, g.unsqueeze(-1), beta, initial_state, cu_seqlens, use_qk_l2norm_in_kernel, initial_state_indices, scale
     )
     return output, None, h
 
@@ -78,12 +76,13 @@ def chunked(
     cu_seqlens: Tensor,
     l2norm: bool,
     initial_state_indices: Tensor | None,
-    scale: float,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same with decay by head, g [1, T, HV, 1], or by channel, [1, T, HV, K]; returns output and start states."""
     bounds = cu_seqlens.tolist()
     slots = list(range(len(bounds) - 1)) if initial_state_indices is None else initial_state_indices.tolist()
     q, k, v, g, beta = (x[0] for x in (q, k, v, g, beta))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     together = max(1, 4 * _BLOCK_ELEMENTS // initial_state[0].numel())
     output, starts = torch.zeros_like(v), []
     for first in range(0, len(slots), together):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu import gdn
@@ -49,12 +48,11 @@ def chunk_kda(
         g = log_decay(g, A_log, dt_bias, lower_bound)
     if beta_is_raw:
         beta = beta.float().sigmoid()
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
     norm = use_qk_l2norm_in_kernel
     out, h = gdn.chunked(q, k, v, g, beta, initial_state, cu_seqlens, norm, initial_state_indices, scale)
     if h is not None and track_state is not None and track_chunk_idx is not None:
-        lengths = cu_seqlens.diff()
-        first = torch.cumsum((lengths + CHUNK - 1) // CHUNK, 0) - (lengths + CHUNK - 1) // CHUNK
+        chunks = (cu_seqlens.diff() + CHUNK - 1) // CHUNK
+        first = chunks.cumsum(0) - chunks
         rows = (track_chunk_idx >= 0).nonzero().squeeze(-1)
         track_state[rows] = h[0, first[rows] + track_chunk_idx[rows]].to(track_state.dtype)
     return (out, h) if output_intermediate_states else out

@@ -97,13 +97,13 @@ def _check_stages(namespace: Any, model: Model) -> None:
 
 def _check_groups(namespace: Any, model: Model) -> None:
     """Data-parallel attention of a model whose states would not fit its layers; 0.5.23 has a flag of its own for it."""
-    given = f"--attn-dp-size {getattr(namespace, 'attn_dp_size', 1)}"
+    groups, given = getattr(namespace, "attn_dp_size", 1), "--attn-dp-size"
     if namespace.enable_dp_attention:
-        given = f"--enable-dp-attention --dp-size {namespace.dp_size}"
-    if given.endswith(" 1") or model.config is None or model.architecture not in _OVER_ALL_RANKS:
+        groups, given = namespace.dp_size, "--enable-dp-attention --dp-size"
+    if groups < 2 or model.config is None or model.architecture not in _OVER_ALL_RANKS:
         return
     raise ConfigError(
-        f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given}"
+        f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given} {groups}"
     )
 
 

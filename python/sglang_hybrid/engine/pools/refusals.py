@@ -91,8 +91,7 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
 
 def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None:
     """A budget too small for one request is found before the model is loaded."""
-    row_bytes, page = spec.kv_bytes_per_token // spec.kv_planes, namespace.page_size or 1
-    kinds = Kinds(row_bytes, spec.kv_planes, page, spec.checkpoint_bytes)
+    kinds = Kinds(spec.kv_row_bytes, spec.kv_planes, namespace.page_size or 1, spec.checkpoint_bytes)
     sizing = choose(kinds, config.cpu_memory_bytes, HOST, slots.per_request_of(namespace))
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(

@@ -39,8 +39,7 @@ def build(
 ) -> Composer:
     """The composer of the scheduler whose cache is built in `ctx`; raises ConfigError where segments cannot be."""
     runner = ctx.tp_worker.model_runner
-    backend = getattr(runner.attn_backend, "linear_attn_backend", None)
-    kind = type(backend).__name__
+    kind = type(prefill_states.linear_backend(runner)).__name__
     if kind not in _FAMILIES:
         raise ConfigError(
             "segments are served for gated delta rules, Kimi delta attention and Mamba-2; drop --hybrid-segments: "

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine.cache.hooks import coordinator_of
+from sglang_hybrid.engine.cache.prefill_states import is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.engine.segments import forward, schedule
 from sglang_hybrid.engine.segments.composer import Composer
@@ -63,13 +64,8 @@ def shorten(original: Callable[..., Any], cls: Any, batch: Any, *args: Any, **kw
 
 
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
-    """AFTER hook of the choice of a CUDA graph for a prefill: a composed pass runs its linear layers by ours.
-
-    From SGLang 0.5.23 on those of Kimi delta attention may be inside the graph.
-    """
-    backend = getattr(runner.model_runner.attn_backend, "linear_attn_backend", None)
-    inside = getattr(backend, "supports_prefill_graph_extend", None)
-    composed = can and inside is not None and inside() and forward.running(batch) is not None
+    """AFTER hook of the choice of a CUDA graph for a prefill: a composed pass runs its linear layers by ours."""
+    composed = can and is_in_graph(linear_backend(runner.model_runner)) and forward.running(batch) is not None
     return False if composed else None
 
 

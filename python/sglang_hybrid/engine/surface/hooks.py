@@ -10,8 +10,11 @@ _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
 _ATTENTION = "srt.layers.attention."
 _MAMBA = _ATTENTION + "hybrid_linear_attn_backend:"
-_KDA = "srt.layers.attention.linear."
-_GDN = _ATTENTION + "linear.gdn_backend:"
+_LINEAR = _ATTENTION + "linear."
+_GDN = _LINEAR + "gdn_backend:"
+_KDA = _LINEAR + "kda_backend:"
+_PREFILL_GRAPH = "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph"
+_LATENT_METHOD = "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
@@ -116,7 +119,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
     Hook(
-        "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        _LATENT_METHOD,
         "AFTER",
         "cpu.attention:absorbed",
         SCHEDULER,
@@ -140,15 +143,15 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
-    Hook(_KDA + "kda_backend:KDAAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(_KDA + "KDAAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(
-        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph",
+        _PREFILL_GRAPH,
         "AFTER",
         "cache.forward:outside_a_graph",
         SCHEDULER,
     ),
     Hook(
-        "srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend.init_forward_metadata",
+        _LINEAR + "short_conv_backend:ShortConvAttnBackend.init_forward_metadata",
         "AFTER",
         "cache.windows:plan",
         SCHEDULER,
@@ -171,7 +174,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
     Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
-    Hook(_KDA + "kda_backend:KDAKernelDispatcher.extend", "AROUND", "cache.kernels:keep_by_channel", SCHEDULER),
+    Hook(_KDA + "KDAKernelDispatcher.extend", "AROUND", "cache.kernels:keep_by_channel", SCHEDULER),
     Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.kernels:roll", SCHEDULER),
     Hook(
         "srt.observability.metrics_collector:SchedulerMetricsCollector.init_new",
@@ -277,7 +280,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_MAMBA + "HybridLinearAttnBackend.forward_extend", "AROUND", "segments.hooks:extend", SCHEDULER, "segments"),
     Hook(
-        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph",
+        _PREFILL_GRAPH,
         "AFTER",
         "segments.hooks:outside_a_graph",
         SCHEDULER,
@@ -285,7 +288,7 @@ HOOKS: tuple[Hook, ...] = (
         since="0.5.23",
     ),
     Hook(
-        "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        _LATENT_METHOD,
         "AFTER",
         "segments.hooks:absorbed",
         SCHEDULER,
@@ -330,15 +333,15 @@ REPLACED: tuple[Replaced, ...] = (
         absent=True,
     ),
     # Kimi delta attention: Triton kernels everywhere.
-    Replaced(_KDA + "kernels.kda_triton:chunk_kda", "cpu.kda:chunk_kda", SCHEDULER, "cpu", absent=True),
+    Replaced(_LINEAR + "kernels.kda_triton:chunk_kda", "cpu.kda:chunk_kda", SCHEDULER, "cpu", absent=True),
     Replaced(
-        _KDA + "kernels.kda_triton:fused_sigmoid_gating_delta_rule_update",
+        _LINEAR + "kernels.kda_triton:fused_sigmoid_gating_delta_rule_update",
         "cpu.kda:recurrent_kda",
         SCHEDULER,
         "cpu",
         absent=True,
     ),
-    Replaced(_KDA + "kda_backend:causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
+    Replaced(_KDA + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
     # HiCache's pools in host memory import theirs on other platforms only, too.
     *(
         Replaced(f"{HOST_POOLS}{pool}:{name}", f"hicache.copies:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
