@@ -1,12 +1,13 @@
 """Elastic against static memory: short chats, then long documents, then short chats, over the same bytes.
 
-    python -m benchmarks.serving.elastic --part shifting [--repeats N] [--budget-mb MB]
+    python -m benchmarks.serving.elastic --part shifting [--repeats N] [--budget-mb MB] [--drafts]
     python -m benchmarks.serving.elastic --part steady [--rounds N]
     python -m benchmarks.serving.elastic --part resident
     python -m benchmarks.serving.elastic --part stalls [--repeats N]
 
 shifting  Static servers split the bytes by SGLang's ratio of states to KV (0.9 is its default). The servers run side by
-          side and take turns phase by phase; every phase asks every server the same requests, eight at a time.
+          side and take turns phase by phase; every phase asks every server the same requests, eight at a time. With
+          --drafts the model's head drafts on all of them; what its candidates hold comes on top of the bytes.
 steady    an elastic and a static server in turn, many short rounds of one prefill and one decode that fit easily and
           find their memory mapped: nothing moves. Paired ratios.
 resident  an elastic server is filled, left alone, flushed and left alone: resident memory against the account.
@@ -38,11 +39,13 @@ from benchmarks.serving.servers import ENVIRONMENT, Client, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.demo.speculation import MTP
 from sglang_hybrid.engine.pools import remote
 
 RATIOS = (0.9, 0.5, 0.2)
 COMMON = ("--max-running-requests", "8", "--chunked-prefill-size", "512", "--hybrid-memory-idle-s", "1")
-AT_ONCE = 8
+AT_ONCE = 8  # as COMMON has it
+HEAD, VERIFIED = ("--speculative-algorithm", "NEXTN"), 4
 CHATS, TURNS, SYSTEM, MESSAGE, ANSWER = 24, 3, 128, 40, 8
 DOCUMENTS, DOCUMENT, QUESTIONS, QUESTION = 3, 3000, 3, 40
 IDLE_S = 4.0
@@ -54,14 +57,20 @@ WARM_UP, PREFILL, DECODE = 10, 1024, 32
 FILL, RESIDENT_IDLE_S = 40, 8.0
 
 
-def server_flags(name: str, budget_bytes: int, spec: Any) -> list[str]:
+def server_flags(name: str, budget_bytes: int, spec: Any, drafts: bool) -> list[str]:
     """Flags of the server `name`: 'elastic', or 'static-R' for a ratio R of states to KV."""
+    common, token_bytes, candidate_bytes = list(COMMON), spec.kv_bytes_per_token, 0
+    if drafts:
+        common += HEAD
+        token_bytes += spec.head_kv_bytes_per_token
+        candidate_bytes = VERIFIED * (AT_ONCE + 1) * spec.checkpoint_bytes
     if name == "elastic":
-        return [*COMMON, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9)]
+        size = ["--hybrid-cpu-memory-gb", str((budget_bytes + candidate_bytes) / 1e9)]
+        return [*common, "--hybrid-memory", "elastic", *size]
     ratio = float(name.split("-")[1])
     states = int(budget_bytes * ratio / (1 + ratio)) // spec.checkpoint_bytes
-    tokens = (budget_bytes - states * spec.checkpoint_bytes) // spec.kv_bytes_per_token
-    return [*COMMON, "--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
+    tokens = (budget_bytes - states * spec.checkpoint_bytes) // token_bytes
+    return [*common, "--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
 
 
 def chats(client: Client, seed: int) -> list[dict[str, Any]]:
@@ -291,13 +300,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=180, help="of the steady part, about 1.6 seconds each")
     parser.add_argument("--budget-mb", type=float, default=7.0)
+    parser.add_argument("--drafts", action="store_true", help="of the shifting part: the model's head drafts")
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.build(Path(scratch) / "gdn", "gdn")
         budget_bytes = int(options.budget_mb * 1e6)
         if options.part in ("shifting", "all"):
-            measure_shifting(folder, Path(scratch), budget_bytes, options.repeats)
+            drafting = model.build(Path(scratch) / MTP, MTP) if options.drafts else folder
+            measure_shifting(drafting, Path(scratch), budget_bytes, options.repeats)
         if options.part in ("stalls", "all"):
             measure_stalls(folder, Path(scratch), budget_bytes, options.repeats)
         if options.part in ("steady", "all"):
@@ -310,13 +321,14 @@ def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) 
     spec = from_config(json.loads((folder / "config.json").read_text())).with_dtypes(
         kv_dtype="float32", conv_dtype="float32"
     )
-    servers = {
-        name: server_flags(name, budget_bytes, spec) for name in ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
-    }
+    drafts = folder.name == MTP
+    names = ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
+    servers = {name: server_flags(name, budget_bytes, spec, drafts) for name in names}
     with ExitStack() as stack:
         rows, noted = shifting(start(folder, logs, stack, servers), repeats)
-    settings = {"model": "gdn", "budget_bytes": budget_bytes, "servers": servers, "repeats": repeats}
-    publish("elastic", settings, summarise(rows, noted), {"rows": rows, "resident": noted})
+    settings = {"model": folder.name, "budget_bytes": budget_bytes, "servers": servers, "repeats": repeats}
+    name = "elastic-drafts" if drafts else "elastic"
+    publish(name, settings, summarise(rows, noted), {"rows": rows, "resident": noted})
 
 
 def measure_stalls(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:

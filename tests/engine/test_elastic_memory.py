@@ -36,8 +36,14 @@ VARIANTS = {  # model and flags: each way a model can differ is met once
     RANKS[0]: ("gdn", "--tp-size", "2", "--hybrid-cpu-memory-gb", "0.0016"),
     "latent": ("kda", "--page-size", "64", "--hybrid-cpu-memory-gb", "0.0032"),
     "latent_no_buffer": ("kda", "--mamba-radix-cache-strategy", "no_buffer", "--hybrid-cpu-memory-gb", "0.0024"),
+    "head": ("mtp", "--speculative-algorithm", "NEXTN", "--page-size", "64", "--hybrid-cpu-memory-gb", "0.0055"),
+    "n_grams": (
+        "mamba2", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4",
+        "--speculative-ngram-capacity", "100000", "--mamba-radix-cache-strategy", "no_buffer",
+        "--hybrid-cpu-memory-gb", "0.016",
+    ),
     RANKS[1]: ("kda", "--page-size", "16", "--tp-size", "2", "--hybrid-cpu-memory-gb", "0.0016"),
-}
+}  # fmt: skip
 
 
 class Elastic(Client):

@@ -26,6 +26,10 @@ HEAD = ("--speculative-algorithm", "NEXTN")
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
+ELASTIC = (
+    "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.0062", "--max-running-requests", "6",
+    "--enable-hierarchical-cache",
+)  # fmt: skip
 
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "head, overlap": ("mtp", (*HEAD, *OVERLAP, "--mamba-track-interval", str(TRACK))),
@@ -36,6 +40,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "head, lazy": ("mtp", (*HEAD, *CHUNKS, "--mamba-radix-cache-strategy", "extra_buffer_lazy")),
     "head, host tier": ("mtp", (*HEAD, *CHUNKS, "--enable-hierarchical-cache")),
     "draft, tree": ("mtp", ("--speculative-algorithm", "STANDALONE", *TREE, *CHUNKS)),
+    "draft, elastic, host tier": ("mtp", ("--speculative-algorithm", "STANDALONE", *CHUNKS, *ELASTIC)),
     "n-grams, delta rule": ("gdn", (*NGRAM, *CHUNKS)),
     "n-grams, delta rule, overlap": ("gdn", (*NGRAM, *OVERLAP, "--mamba-track-interval", str(TRACK))),
     "n-grams, Mamba-2": ("mamba2", (*NGRAM, *CHUNKS)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,8 +63,8 @@ def hybrid(monkeypatch: pytest.MonkeyPatch, arena: Arena, latent: bool, **change
         monkeypatch.setattr(memory_pool, "get_parallel", lambda: alone)
         given |= {"use_mla": True, "kv_lora_rank": RANK, "qk_rope_head_dim": ROPE}
     return memory_pool.HybridLinearKVPool(
-        size=arena.sizing.tokens, page_size=PAGE, head_num=2, head_dim=8, full_attention_layer_ids=list(LAYERS),
-        device="cpu", mamba_pool=None, **({"dtype": torch.float32} | given | changed),
+        size=arena.sizing.tokens, page_size=PAGE, head_num=2, head_dim=8, device="cpu", mamba_pool=None,
+        **({"dtype": torch.float32, "full_attention_layer_ids": list(LAYERS)} | given | changed),
     )  # fmt: skip
 
 
@@ -123,6 +124,36 @@ def test_keys_and_values_have_a_plane_each(arena: Arena, monkeypatch: pytest.Mon
     assert pool.get_key_buffer(LAYERS[0]).shape[1:] == (2, 8)
 
 
+@pytest.mark.parametrize("arena", [replace(PLAIN, kv_planes=6), replace(LATENT, kv_planes=3)], indirect=True)
+def test_what_drafts_has_its_own_rows_in_the_same_pages(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    latent = arena.sizing.kinds.kv_planes == 3
+    target = hybrid(monkeypatch, arena, latent)
+    draft = hybrid(monkeypatch, arena, latent, full_attention_layer_ids=[0])
+    buffers = {pool.get_kv_buffer(layer)[0].data_ptr() for pool in (target, draft) for layer in pool_layers(pool)}
+    assert len(buffers) == len(LAYERS) + 1
+    assert arena.kv_planes_left == 0
+    assert target.full_kv_pool.supply is draft.full_kv_pool.supply
+    pages = target.full_kv_pool.supply.take(2)
+    slots = (pages[:, None] * PAGE + torch.arange(PAGE)).reshape(-1)
+    heads, size = draft.get_key_buffer(0).shape[1:]
+    rows = torch.randn(len(slots), heads, size)
+    draft.set_kv_buffer(SimpleNamespace(layer_id=0), slots, rows, rows[..., :RANK] if latent else rows)
+    assert torch.equal(draft.get_key_buffer(0)[slots], rows)
+    assert not any(target.get_key_buffer(layer)[slots].any() for layer in LAYERS)
+    tokens = arena.sizing.host_tokens
+    host = [target.full_kv_pool.host_capacity_tokens, draft.full_kv_pool.host_capacity_tokens]
+    assert host == [tokens, None], "SGLang makes the tier of a draft as long as that of the target"
+    row_bytes = arena.sizing.kinds.kv_row_bytes * (1 if latent else 2)
+    assert draft.full_kv_pool.host_capacity_bytes == tokens * row_bytes
+    with pytest.raises(ConfigError, match="size was known before"):
+        hybrid(monkeypatch, arena, latent, full_attention_layer_ids=[0])
+    arena.check()
+
+
+def pool_layers(pool: Any) -> list[int]:
+    return list(pool.full_attention_layer_id_mapping)
+
+
 @pytest.mark.parametrize(
     ("arena", "latent", "changed"),
     [
@@ -139,8 +170,11 @@ def test_a_pool_of_another_size_is_refused(
         hybrid(monkeypatch, arena, latent, **changed)
 
 
-@pytest.mark.parametrize(("latent", "row_bytes", "planes"), [(True, 2 * (RANK + ROPE), 2), (False, 2 * 64, 4)])
-def test_what_a_token_takes(monkeypatch: pytest.MonkeyPatch, latent: bool, row_bytes: int, planes: int) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(("latent", "row_bytes", "planes"), [(True, 2 * (RANK + ROPE), 1), (False, 2 * 64, 2)])
+def test_what_a_token_takes(
+    monkeypatch: pytest.MonkeyPatch, latent: bool, row_bytes: int, planes: int, drafts: bool
+) -> None:
     """Two of three attention layers lie on this rank; a latent is not divided among ranks."""
     from sglang.srt import runtime_context
 
@@ -151,9 +185,13 @@ def test_what_a_token_takes(monkeypatch: pytest.MonkeyPatch, latent: bool, row_b
         head_dim=16, kv_lora_rank=RANK, qk_rope_head_dim=ROPE, get_num_kv_heads=lambda tp, dcp: 8 // tp
     )
     states = SimpleNamespace(mamba_cache_per_req=20_000)
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
     configurator = SimpleNamespace(
+        spec_algorithm=SpeculativeAlgorithm["EAGLE" if drafts else "NONE"],
+        spec_aux_config=SimpleNamespace(eagle_draft_num_layers=1),
         use_mla_backend=latent, model_config=model, kv_cache_dtype=torch.bfloat16,
         layer_info=SimpleNamespace(start_layer=2, end_layer=8),
         mambaish_config=SimpleNamespace(full_attention_layer_ids=[1, *LAYERS], mamba2_cache_params=states),
     )  # fmt: skip
-    assert sizes.kinds(configurator) == Kinds(row_bytes, planes, PAGE, 20_000)
+    assert sizes.kinds(configurator) == Kinds(row_bytes, planes * (3 if drafts else 2), PAGE, 20_000)

@@ -59,7 +59,7 @@ def test_elastic_memory_asks_sglang_for_no_sizes(settings: dict[str, Any]) -> No
         ("enable_int8_mamba_checkpoint", True, "int8 checkpoints"),
         ("enable_memory_saver", True, "by itself"),
         ("enable_mixed_chunk", True, "inside a prefill"),
-        ("speculative_algorithm", "NGRAM", "draft models"),
+        ("speculative_algorithm", "EAGLE3", "NGRAM, NEXTN, EAGLE and STANDALONE only"),
         ("disaggregation_mode", "prefill", "PD registers"),
         ("pp_size", 2, "ranks"),
         ("kv_cache_dtype", "fp8_e4m3", "scaled KV"),
@@ -98,6 +98,72 @@ def test_a_host_tier_and_ranks_work_one_at_a_time(settings: dict[str, Any], mode
     for one in ({"enable_hierarchical_cache": True}, {"tp_size": 2}):
         refusals.check(argparse.Namespace(**{**settings, **one}), [], HybridConfig(memory="elastic"), model, True)
     assert "one rank only" in refusal({**settings, "enable_hierarchical_cache": True, "tp_size": 2}, model)
+
+
+HEAD = {"speculative_algorithm": "NEXTN"}
+
+
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE", "NGRAM", "ngram"])
+@pytest.mark.parametrize("tier", [False, True])
+def test_heads_and_n_grams_are_served(
+    settings: dict[str, Any], model: preflight.Model, algorithm: str, tier: bool
+) -> None:
+    asked = settings | {"speculative_algorithm": algorithm}
+    if tier and compat.engine_version() == compat.PRIMARY:
+        asked |= {"enable_hierarchical_cache": True}
+    refusals.check(argparse.Namespace(**asked), [], HybridConfig(memory="elastic", cpu_memory_gb=20), model, True)
+
+
+def test_the_head_itself_may_be_named(settings: dict[str, Any], model: preflight.Model) -> None:
+    named = settings | HEAD | {"speculative_draft_model_path": model.path, "model_path": model.path}
+    refusals.check(argparse.Namespace(**named), [], HybridConfig(memory="elastic", cpu_memory_gb=20), model, True)
+
+
+@pytest.mark.parametrize(
+    ("draft", "served"),
+    [
+        ({}, True),
+        ({"num_key_value_heads": 2, "head_dim": 16}, True),
+        ({"num_key_value_heads": 2}, False),
+        (QWEN3_NEXT, False),
+        (None, False),
+    ],
+    ids=["alike", "as large", "larger rows", "recurrent", "of the hub"],
+)
+def test_a_model_that_drafts_has_rows_as_large_as_the_target(
+    settings: dict[str, Any], model: preflight.Model, tmp_path: Path, draft: dict[str, Any] | None, served: bool
+) -> None:
+    path = "somebody/draft" if draft is None else str(write(tmp_path / "draft", LLAMA | draft))
+    asked = settings | {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": path}
+    if served:
+        refusals.check(argparse.Namespace(**asked), [], HybridConfig(memory="elastic", cpu_memory_gb=20), model, True)
+        return
+    said = refusal(asked, model, cpu_memory_gb=20)
+    assert re.search(f"rows of KV as large as the model's, 64 bytes; .*draft-model-path {re.escape(path)}$", said)
+
+
+def test_candidates_leave_too_little(settings: dict[str, Any], model: preflight.Model) -> None:
+    """Of 17 requests, 4 states of 53,760 bytes each."""
+    said = refusal(settings | HEAD, model, cpu_memory_gb=0.003)
+    assert "3,655,680 bytes; lower --max-running-requests 16, or raise --hybrid-cpu-memory-gb: 0.003" in said
+    assert "the budget does not hold one request" in refusal(settings | HEAD, model, cpu_memory_gb=0.0037)
+
+
+def test_on_a_gpu_triton_verifies(settings: dict[str, Any], model: preflight.Model) -> None:
+    """FlashInfer's verification, SGLang's choice beside its prefill, takes states for a block."""
+    elastic, asked = HybridConfig(memory="elastic"), argparse.Namespace(**(settings | HEAD))
+    assert refusals.defaults(asked, elastic, on_cpu=False) == {"linear_attn_verify_backend": "triton"}
+    for others in (
+        (asked, HybridConfig(), False),
+        (asked, elastic, True),
+        (argparse.Namespace(**settings), elastic, False),
+    ):
+        assert refusals.defaults(*others) == {}
+    asked.linear_attn_verify_backend = "triton"
+    refusals.check(asked, [], elastic, model, False)
+    asked.linear_attn_verify_backend = "flashinfer"
+    with pytest.raises(ConfigError, match=r"only Triton verifies .*: --linear-attn-verify-backend flashinfer"):
+        refusals.check(asked, [], elastic, model, False)
 
 
 def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,21 @@ from tests.fake_cuda import FakeCuda
 
 KINDS = Kinds(512, 88, 1, 140_000_000)  # of Falcon-H1 7B: columns of 176 and 134 MiB
 GPU = 3  # of rank 1, where the first is 2
+
+
+def configured(algorithm: str, head_layers: int | None = None) -> Any:
+    """SGLang's configurator of a model of 44 attention layers, and what of it is asked for."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    return SimpleNamespace(
+        device="cuda", gpu_id=GPU, spec_algorithm=SpeculativeAlgorithm[algorithm],
+        spec_aux_config=SimpleNamespace(eagle_draft_num_layers=head_layers),
+        layer_info=SimpleNamespace(start_layer=0, end_layer=44),
+        mambaish_config=SimpleNamespace(
+            full_attention_layer_ids=range(44),
+            mamba2_cache_params=SimpleNamespace(mamba_cache_per_req=KINDS.state_bytes),
+        ),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -47,7 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def sized(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[arena.Arena]:
     monkeypatch.setattr(arena, "_arena", None)
     monkeypatch.setattr(arena, "begin_on", lambda device: OnHost)
-    sizes.size_pools(lambda: 0.0, SimpleNamespace(device="cuda", gpu_id=GPU), 60.0)
+    sizes.size_pools(lambda: 0.0, configured("NONE"), 60.0)
     made = arena.current()
     assert made.prefaulter is not None
     made.prefaulter.wait()
@@ -73,6 +89,36 @@ def test_zeros_are_written_on_the_stream_that_batches_wait_for(sized: arena.Aren
 
 def test_sglang_is_told_how_many_states_there_may_be(sized: arena.Arena, cuda: FakeCuda) -> None:
     assert cuda.overrides == {"max_mamba_cache_size": sized.sizing.states}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "head_layers", "drafts", "counted"),
+    [("NONE", None, 0, 0), ("NGRAM", None, 0, 0), ("EAGLE", 1, 1, 1), ("EAGLE", None, 1, 0), ("STANDALONE", 4, 4, 4)],
+)
+def test_what_speculates_is_in_the_budget(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, algorithm: str, head_layers: int | None, drafts: int, counted: int
+) -> None:
+    """States of what is verified leave the rest of it; KV of what drafts lies beside that of the model. SGLang counts
+    tokens by its own size of one, without a head of which its configuration says nothing."""
+    from sglang.srt import runtime_context
+
+    monkeypatch.setattr(arena, "_arena", None)
+    monkeypatch.setattr(arena, "begin_on", lambda device: OnHost)
+    monkeypatch.setattr(runtime_context, "get_schedule", lambda: SimpleNamespace(max_running_requests=48))
+    monkeypatch.setattr(runtime_context, "max_speculative_num_draft_tokens", lambda: 4)
+    planes = 2 * (44 + drafts)
+    monkeypatch.setattr(sizes, "kinds", lambda configurator: Kinds(512, planes, 1, KINDS.state_bytes))
+    configurator = configured(algorithm, head_layers)
+    assert sizes.draft_layers(configurator) == drafts
+    left_gib = sizes.size_pools(lambda: 0.0, configurator, 60.0)
+    made = arena.current()
+    assert made.prefaulter is not None
+    made.prefaulter.stop()
+    candidates = 0 if algorithm == "NONE" else 49 * 4 * KINDS.state_bytes
+    assert made.sizing.total_bytes == (60 << 30) - candidates
+    cell_bytes = 512 * 2 * (44 + counted)
+    assert int(left_gib * (1 << 30)) // cell_bytes == made.sizing.tokens
+    made.pooled.close()
 
 
 def test_memory_made_ahead_holds_a_column_of_each_kind(sized: arena.Arena) -> None:

@@ -240,3 +240,8 @@ def test_rows_of_kv_move_all_at_once(moves):
     row_bytes = torch.tensor([buffer.stride(0) * buffer.itemsize for buffer in buffers])
     kv_slots.copy_all_layer_kv_cache(addresses, row_bytes, target, source)
     assert all(torch.equal(buffer, other) for buffer, other in zip(buffers, wanted, strict=True))
+
+
+def test_sglangs_kernels_verify_on_states_that_lie_apart(interpreted):
+    """As states of elastic memory do: Triton's verification, windows and commit, for chains and trees."""
+    assert set(interpreted("tests.unit.engine_cpu.strides_oracle").split()) == {"0.0"}

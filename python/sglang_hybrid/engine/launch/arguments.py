@@ -44,6 +44,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         os.environ.setdefault(name, value)
     extra |= drafts.defaults(namespace)
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    extra |= elastic.defaults(namespace, config, on_cpu)
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)

@@ -56,6 +56,8 @@ class Arena(Holdings):
         )
         self.settled_s = self.used_s = clock()
         self._checked_s = -1.0
+        self.kv_planes_left = sizing.kinds.kv_planes  # that no pool has yet
+        self._kv: tuple[Supply, int] | None = None
 
     def start_prefault(self) -> None:
         """From now on a thread creates physical memory before it is needed; see Prefaulter."""
@@ -73,6 +75,17 @@ class Arena(Holdings):
         )
         self.supplies[layout.name] = supply
         return supply, first_plane
+
+    def take_kv_planes(self, count: int) -> tuple[Supply, int, int]:
+        """The next `count` planes of KV, for one of the models whose KV lies in the same pages.
+
+        Returns the supply of all of them, the number of its first plane, and how many planes others took before.
+        """
+        if self._kv is None:
+            self._kv = self.open(self.sizing.kv_layout)
+        taken = self.sizing.kinds.kv_planes - self.kv_planes_left
+        self.kv_planes_left -= count
+        return *self._kv, taken
 
     def used(self) -> None:
         """Somebody works: a pass or step begins, and memory created ahead stays."""

@@ -18,6 +18,8 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec, parts: Parts) -> Elas
     """The memory of the cache that is built on `parts`; raises ConfigError where its pools are not ours."""
     if not arena.exists() or set(arena.current().supplies) != {KV, STATE}:
         raise unserved(type(ctx.params.token_to_kv_pool_allocator).__name__)
+    if arena.current().kv_planes_left:
+        raise unserved(f"{arena.current().kv_planes_left} planes of KV without a pool")
     leads = ctx.tp_rank == 0
     labels = publish.labels()
     export = None if labels is None else telemetry.exporter(labels)

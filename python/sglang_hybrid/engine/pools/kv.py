@@ -1,5 +1,6 @@
 """SGLang's pools of keys and values, and of latents, over an arena.
 
+A model that drafts has a pool of its own for the same pages: the planes behind those of the target.
 Page 0, where SGLang writes padding, always has memory, which reads zero at first.
 """
 
@@ -37,7 +38,7 @@ class ElasticKV(MHATokenToKVPool):
         return []
 
     def _create_buffers_normal(self) -> None:
-        planes = _planes(self, (self.head_num, self.head_dim))
+        planes = _planes(self, 2 * self.layer_num, (self.head_num, self.head_dim))
         self.k_buffer, self.v_buffer = planes[: self.layer_num], planes[self.layer_num :]
 
 
@@ -56,24 +57,29 @@ class ElasticLatents(MLATokenToKVPool):
             not self.use_dsa,
             f"{self.kv_lora_rank} + {self.qk_rope_head_dim}",
         )
-        self.kv_buffer = _planes(self, (1, self.kv_cache_dim))
+        self.kv_buffer = _planes(self, self.layer_num, (1, self.kv_cache_dim))
 
 
 def _check(what: str, built: tuple[int, int, int], plain: bool, shape: str) -> None:
-    """Raise ConfigError unless a pool is `plain` and as large as was `built` into the budget: bytes, planes, page."""
-    kinds = arenas.current().sizing.kinds
-    if not plain or built != (kinds.kv_row_bytes, kinds.kv_planes, kinds.page_tokens):
+    """Raise ConfigError unless a pool is `plain`, and `built` (bytes, planes, page) as the budget has room for."""
+    arena, (row_bytes, planes, page_tokens) = arenas.current(), built
+    kinds = arena.sizing.kinds
+    fits = (row_bytes, page_tokens) == (kinds.kv_row_bytes, kinds.page_tokens) and planes <= arena.kv_planes_left
+    if not (plain and fits):
         raise ConfigError(
             f"elastic memory serves plain {what}, whose size was known before; add --hybrid-memory static: "
             f"{shape}, {built}"
         )
 
 
-def _planes(pool: Any, row: tuple[int, ...]) -> list[Tensor]:
-    """Open the supply of `pool` and return a tensor of shape [slots, *row] for each of its planes."""
+def _planes(pool: Any, count: int, row: tuple[int, ...]) -> list[Tensor]:
+    """Give `pool` the supply of KV and return a tensor of shape [slots, *row] for each of its `count` planes."""
     arena = arenas.current()
     layout = arena.sizing.kv_layout
-    pool.supply, first_plane = arena.open(layout)
-    pool.host_capacity_tokens = arena.sizing.host_tokens
-    pool.host_capacity_bytes = pool.host_capacity_tokens * arena.sizing.kinds.token_bytes
-    return plane_tensors(arena.pooled, layout, layout.planes[0], first_plane, row, pool.store_dtype, arena.device)
+    pool.supply, first_plane, taken = arena.take_kv_planes(count)
+    tokens = arena.sizing.host_tokens
+    if not taken:  # of what drafts SGLang makes the tier as long as that of the target
+        pool.host_capacity_tokens = tokens
+    pool.host_capacity_bytes = tokens * arena.sizing.kinds.kv_row_bytes * count
+    tensors = plane_tensors(arena.pooled, layout, layout.planes[0], first_plane, row, pool.store_dtype, arena.device)
+    return tensors[taken : taken + count]

@@ -11,10 +11,13 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.engine.launch.flags import spelled
 from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.speculation import drafts
+from sglang_hybrid.engine.speculation.checks import candidate_bytes
 from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import HOST, Kinds, choose
 from sglang_hybrid.prefix import policies
 
+_VERIFY = "linear_attn_verify_backend"
 _SIZES = ("max_total_tokens", "max_mamba_cache_size")
 
 _FLAGS = {
@@ -30,11 +33,22 @@ _FLAGS = {
     "enable_dp_attention": "it was not tried with data parallel attention",
     "enable_session_radix_cache": "sessions order evictions by themselves",
     "enable_streaming_session": "sessions hold memory it cannot see",
-    "speculative_algorithm": "candidates and draft models have pools of their own",
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
 }
 
+_DRAFTING = ("NGRAM", "NEXTN", "EAGLE", "STANDALONE")
+
 _AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size")
+
+
+def defaults(namespace: Any, config: HybridConfig, on_cpu: bool) -> dict[str, Any]:
+    """Flags to add for elastic memory where the user gave none.
+
+    Triton's verification reads states wherever they lie. FlashInfer's, which SGLang takes beside its prefill, copies
+    the whole pool unless it is one block, and most of an elastic one has no memory.
+    """
+    drafted = namespace.speculative_algorithm is not None and hasattr(namespace, _VERIFY)
+    return {_VERIFY: "triton"} if drafted and config.memory == "elastic" and not on_cpu else {}
 
 
 def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, on_cpu: bool) -> None:
@@ -58,8 +72,11 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
     if not spec.temporal_bytes or not spec.conv_bytes:
         raise _refusal("it was run with states that have a recurrent part and a window", namespace.model_path)
+    spec = spec.per_rank(getattr(namespace, "tp_size", 1))
+    if namespace.speculative_algorithm is not None:
+        _check_drafts(namespace, spec, on_cpu)
     if on_cpu:
-        _check_budget(namespace, config, spec.per_rank(getattr(namespace, "tp_size", 1)))
+        _check_budget(namespace, config, spec)
 
 
 def _check_flags(namespace: Any, rest: list[str]) -> None:
@@ -89,10 +106,32 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
         raise _refusal("scaled KV has pools of its own", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
 
 
+def _check_drafts(namespace: Any, spec: ModelSpec, on_cpu: bool) -> None:
+    """KV of what drafts lies in the pages of the target's, in rows of the same size."""
+    algorithm = f"--speculative-algorithm {namespace.speculative_algorithm}"
+    if namespace.speculative_algorithm.upper() not in _DRAFTING:
+        raise _refusal(f"it was run with {', '.join(_DRAFTING[:-1])} and {_DRAFTING[-1]} only", algorithm)
+    if drafts.kv_planes(namespace, spec) is None:
+        raise _refusal(
+            f"what drafts must be known to keep rows of KV as large as the model's, {spec.kv_row_bytes:,} bytes",
+            f"--speculative-draft-model-path {namespace.speculative_draft_model_path}",
+        )
+    verification = getattr(namespace, _VERIFY)
+    if not on_cpu and verification != "triton":
+        raise _refusal("only Triton verifies on states that lie apart", f"{spelled(_VERIFY)} {verification}")
+
+
 def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None:
     """A budget too small for one request is found before the model is loaded."""
-    kinds = Kinds(spec.kv_row_bytes, spec.kv_planes, namespace.page_size or 1, spec.checkpoint_bytes)
-    sizing = choose(kinds, config.cpu_memory_bytes, HOST, slots.per_request_of(namespace))
+    planes = spec.kv_planes + (drafts.kv_planes(namespace, spec) or 0)
+    kinds = Kinds(spec.kv_row_bytes, planes, namespace.page_size or 1, spec.checkpoint_bytes)
+    taken_bytes = candidate_bytes(namespace, spec, namespace.max_running_requests)
+    if taken_bytes >= config.cpu_memory_bytes:
+        raise ConfigError(
+            f"states of what is verified take {taken_bytes:,} bytes; lower --max-running-requests "
+            f"{namespace.max_running_requests}, or raise --hybrid-cpu-memory-gb: {config.cpu_memory_gb}"
+        )
+    sizing = choose(kinds, config.cpu_memory_bytes - taken_bytes, HOST, slots.per_request_of(namespace))
     if sizing.tokens < LEAST_TOKENS:
         raise ConfigError(
             f"the budget leaves {sizing.tokens} tokens of KV beside the states of one request, at least "

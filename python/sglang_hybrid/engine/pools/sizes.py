@@ -51,6 +51,7 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
         logger.warning("elastic memory on a GPU was seen on one H200 and small models only; see docs/gpu.md")
     grain = HOST if device.type == "cpu" else CUDA
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
+    budget_bytes -= candidate_bytes(configurator)
     group = ranks.of_this_server()
     if group is not None:
         budget_bytes = group.least(budget_bytes)
@@ -66,12 +67,11 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
     )
     arena.start_prefault()
     get_context().override("mamba_pool.elastic", max_mamba_cache_size=sizing.states)
-    token_bytes = sizing.kinds.token_bytes
     logger.info(
         "elastic memory: %d granules of %d bytes; up to %d tokens or %d states",
         sizing.total, sizing.granule_bytes, sizing.tokens, sizing.states,
     )  # fmt: skip
-    return (sizing.tokens + 0.5) * token_bytes / (1 << 30)
+    return (sizing.tokens + 0.5) * sglangs_token_bytes(configurator, sizing.kinds) / (1 << 30)
 
 
 def beside_segments(sizing: Sizing, configurator: Any, config: HybridConfig) -> Sizing:
@@ -101,21 +101,58 @@ def device_of(configurator: Any) -> torch.device:
 
 
 def kinds(configurator: Any) -> Kinds:
-    """What one token and one state take in this process."""
+    """What one token and one state take in this process. What drafts keeps its KV in the same pages, in more planes."""
     from sglang.srt.runtime_context import get_parallel, get_schedule
 
-    model, layers = configurator.model_config, configurator.layer_info
+    model = configurator.model_config
     if configurator.use_mla_backend:  # every rank keeps the whole latent
         planes, width = 1, model.kv_lora_rank + model.qk_rope_head_dim
     else:
         heads = model.get_num_kv_heads(get_parallel().attn_tp_size, get_parallel().attn_dcp_size)
         planes, width = 2, heads * model.head_dim
-    attention = [
-        i for i in configurator.mambaish_config.full_attention_layer_ids if layers.start_layer <= i < layers.end_layer
-    ]
-    row_bytes = width * configurator.kv_cache_dtype.itemsize
-    state_bytes = configurator.mambaish_config.mamba2_cache_params.mamba_cache_per_req
-    return Kinds(row_bytes, planes * len(attention), get_schedule().page_size, int(state_bytes))
+    layers = _attention_layers(configurator) + draft_layers(configurator)
+    return Kinds(
+        width * configurator.kv_cache_dtype.itemsize,
+        planes * layers,
+        get_schedule().page_size,
+        _state_bytes(configurator),
+    )
+
+
+def draft_layers(configurator: Any) -> int:
+    """Attention layers of the model that drafts, 0 where none does; one of a head that its configuration leaves out."""
+    algorithm = configurator.spec_algorithm
+    if not (algorithm.is_eagle() or algorithm.is_standalone()):
+        return 0
+    return int(configurator.spec_aux_config.eagle_draft_num_layers or 1)
+
+
+def candidate_bytes(configurator: Any) -> int:
+    """States of what is verified, which SGLang keeps for as many requests as may run and one of padding."""
+    from sglang.srt.runtime_context import get_schedule, max_speculative_num_draft_tokens
+
+    if configurator.spec_algorithm.is_none():
+        return 0
+    rows = get_schedule().max_running_requests + 1
+    return int(rows * max_speculative_num_draft_tokens() * _state_bytes(configurator))
+
+
+def sglangs_token_bytes(configurator: Any, kinds: Kinds) -> int:
+    """By what SGLang divides to get tokens: it leaves out a head of which its configuration says nothing."""
+    attention, drafts = _attention_layers(configurator), draft_layers(configurator)
+    counted = int(configurator.spec_aux_config.eagle_draft_num_layers or 0) if drafts else 0
+    return kinds.token_bytes * (attention + counted) // (attention + drafts)
+
+
+def _attention_layers(configurator: Any) -> int:
+    layers = configurator.layer_info
+    return sum(
+        layers.start_layer <= i < layers.end_layer for i in configurator.mambaish_config.full_attention_layer_ids
+    )
+
+
+def _state_bytes(configurator: Any) -> int:
+    return int(configurator.mambaish_config.mamba2_cache_params.mamba_cache_per_req)
 
 
 def _driver(device: torch.device, sizing: Sizing) -> Driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class ElasticStates(MambaPool):
         self.supply, first_plane = arena.open(layout)
         rows = [Rows(tensor.shape[0], tuple(tensor.shape[2:]), tensor.dtype) for tensor in stock]
         tensors = page_major_tensors(arena.pooled, layout, first_plane, rows, arena.device)
-        self.mamba_cache = self.State(conv=tensors[:-1], temporal=tensors[-1])
+        # States of what is verified stay as SGLang made them: they are of requests that run, not of a slot.
+        self.mamba_cache = replace(self.mamba_cache, conv=tensors[:-1], temporal=tensors[-1])
         self.host_capacity_tokens = arena.sizing.host_states
         self.host_capacity_bytes = self.host_capacity_tokens * arena.sizing.kinds.state_bytes
         self._size = size

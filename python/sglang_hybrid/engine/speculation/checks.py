@@ -84,6 +84,13 @@ def _strategy(namespace: Any) -> str:
     return "no_buffer" if namespace.disable_overlap_schedule and not paged else "extra_buffer"
 
 
+def candidate_bytes(namespace: Any, spec: ModelSpec, requests: int) -> int:
+    """States of what is verified, which SGLang keeps for each of `requests` and one of padding; 0 without drafts."""
+    if namespace.speculative_algorithm is None:
+        return 0
+    return draft_tokens(namespace) * (requests + 1) * spec.checkpoint_bytes
+
+
 def draft_tokens(namespace: Any) -> int:
     """Tokens of a verification at most, as SGLang will have them."""
     algorithm = namespace.speculative_algorithm.upper()

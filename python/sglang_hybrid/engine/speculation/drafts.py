@@ -62,6 +62,21 @@ def kv_bytes_per_token(namespace: Any, spec: ModelSpec, dtype: str) -> int:
         return 0
 
 
+def kv_planes(namespace: Any, spec: ModelSpec) -> int | None:
+    """Rows of KV that what drafts keeps of a token beside those of the target `spec`, a rank's; 0 without a model of
+    its own, None where they are not known to be as large as the target's."""
+    if not _has_drafts(namespace):
+        return 0
+    path = namespace.speculative_draft_model_path
+    if path in (None, namespace.model_path):  # where its configuration says nothing of a head, SGLang makes one layer
+        return sum(layer.kv_rows for layer in spec.head) or max(layer.kv_rows for layer in spec.layers)
+    try:
+        draft = from_config(Path(path).expanduser(), kv_dtype=spec.kv_dtype, tp=spec.tp)
+    except ConfigError:
+        return None
+    return None if draft.is_recurrent or draft.kv_row_bytes != spec.kv_row_bytes else draft.kv_planes
+
+
 def _has_drafts(namespace: Any) -> bool:
     return (namespace.speculative_algorithm or "").upper() in ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
