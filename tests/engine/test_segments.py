@@ -20,6 +20,9 @@ from tests.engine.support import Client, Prompt, eventually
 ON = ("--hybrid-segments", "on", "--hybrid-segment-dtype", "float32", "--hybrid-segment-memory-gb", "0.2")
 ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.03")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
+N_GRAMS = (
+    "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "100000",
+)  # fmt: skip
 DELTA_RULES = pytest.mark.parametrize("preset", ["reader-gdn", "kda"])
 SEAMS = 8 + 8
 LOGPROB_ERROR = 2e-4
@@ -34,6 +37,8 @@ CONFIGURATIONS = [
     pytest.param("reader-gdn", ("--hybrid-cpu-event-loop", "overlap"), id="gdn-overlap", marks=pytest.mark.slow),
     pytest.param("reader-gdn", ELASTIC, id="gdn-elastic"),
     pytest.param("reader-mamba2", (*NO_BUFFER, *ELASTIC), id="mamba2-elastic", marks=pytest.mark.slow),
+    pytest.param("reader-gdn", N_GRAMS, id="gdn-n-grams", marks=pytest.mark.slow),
+    pytest.param("reader-mamba2", (*N_GRAMS, *NO_BUFFER), id="mamba2-n-grams", marks=pytest.mark.slow),
     pytest.param("kda", (), id="kda"),
     pytest.param("kda", ("--page-size", "64", "--chunked-prefill-size", "512"), id="kda-pages", marks=pytest.mark.slow),
     pytest.param("kda", (*NO_BUFFER, "--chunked-prefill-size", "256"), id="kda-no_buffer", marks=pytest.mark.slow),

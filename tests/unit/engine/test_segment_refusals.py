@@ -19,7 +19,13 @@ MODEL = find_model("qwen3-next-80b-a3b")
 
 
 def asked(**given: object) -> SimpleNamespace:
-    return SimpleNamespace(disaggregation_mode="null", kv_cache_dtype="auto", model_path="m", **given)
+    settings = {
+        "disaggregation_mode": "null",
+        "kv_cache_dtype": "auto",
+        "model_path": "m",
+        "speculative_algorithm": None,
+    }
+    return SimpleNamespace(**(settings | given))
 
 
 @pytest.mark.parametrize("memory", ["static", "elastic"])
@@ -28,6 +34,17 @@ def test_tensor_parallel_ranks_have_the_same_entries(memory: str) -> None:
         refusals.check(asked(tp_size=ranks), HybridConfig(segments="on", memory=memory), MODEL)
     with pytest.raises(ConfigError, match=r"only tensor-parallel ones agree about entries; .*: --dp-size 2"):
         refusals.check(asked(tp_size=2, dp_size=2), HybridConfig(segments="on", memory=memory), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "served"), [("NGRAM", True), ("ngram", True), ("NEXTN", False), ("EAGLE3", False)]
+)
+def test_n_grams_have_no_layers_of_their_own(algorithm: str, served: bool) -> None:
+    if served:
+        refusals.check(asked(speculative_algorithm=algorithm), HybridConfig(segments="on"), MODEL)
+        return
+    with pytest.raises(ConfigError, match=f"need seams of their own; .*: --speculative-algorithm {algorithm}$"):
+        refusals.check(asked(speculative_algorithm=algorithm), HybridConfig(segments="on"), MODEL)
 
 
 def test_latents_are_copied_only_where_that_is_right() -> None:

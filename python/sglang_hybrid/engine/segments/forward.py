@@ -47,7 +47,7 @@ _running: _Running | None = None
 
 def running(forward_batch: Any) -> _Running | None:
     """The composed batch that `forward_batch` is, None for another."""
-    if _running is None or not forward_batch.forward_mode.is_extend():
+    if _running is None or not forward_batch.forward_mode.is_extend_without_speculative():
         return None
     return _running if list(forward_batch.extend_seq_lens_cpu or ()) == _running.lengths else None
 
@@ -56,7 +56,7 @@ def shorten(composer: Composer, original: Callable[..., Any], cls: Any, batch: A
     """ForwardBatch.init_new of a batch that may hold composed requests."""
     global _running
     _running = None
-    composed = composer.composed(batch) if batch.forward_mode.is_extend() else []
+    composed = composer.composed(batch) if batch.forward_mode.is_extend_without_speculative() else []
     if not composed:
         return original(cls, batch, runner, **kwargs)
     device = batch.out_cache_loc.device

@@ -25,7 +25,6 @@ _FLAGS = {
     "enable_deterministic_inference": "it ends passes at places of its own",
     "enable_hierarchical_cache": "it was not tried with a host tier",
     "enable_session_radix_cache": "sessions order evictions by themselves",
-    "speculative_algorithm": "draft layers would need seams of their own",
     "prefill_only_disable_kv_cache": "there is no KV to copy",
 }
 _AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size", "attn_cp_size")
@@ -43,6 +42,9 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
             raise _refusal(reason, spelled(name))
+    algorithm = namespace.speculative_algorithm
+    if algorithm is not None and algorithm.upper() != "NGRAM":
+        raise _refusal("layers that draft would need seams of their own", f"--speculative-algorithm {algorithm}")
     for name in _AT_MOST_ONE:
         if (getattr(namespace, name, 1) or 1) > 1:
             raise _refusal(
