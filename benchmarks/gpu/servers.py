@@ -69,6 +69,11 @@ SERVERS = {
 ELASTIC = {
     "static": Kind(asks=("load", "decode")),
     "elastic": Kind(flags=("--hybrid-memory", "elastic"), asks=("equality", "load", "decode", "growth")),
+    "elastic, reader drafts": Kind(
+        flags=("--hybrid-memory", "elastic", "--speculative-algorithm", "NEXTN"),
+        asks=("reading", "equality", "decode", "growth"),
+        preset="reader-gdn",
+    ),
 }
 
 
