@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from sglang_hybrid.engine import compat
 from tests.engine.prompts import CHUNK, GRID, STRATEGIES, prompts, words
@@ -115,7 +119,11 @@ def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Ca
 
 @pytest.mark.slow
 def test_data_parallel_attention(
-    serve: Callable[..., Client], references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Client],
+    models: Callable[[str], Path],
+    references: Callable[[str], Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Two groups of ranks, each with a cache, in step: one passes over padding while the other computes."""
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
@@ -137,6 +145,21 @@ def test_data_parallel_attention(
             reference.assert_greedy(prompt, output)
             hits.append(cached)
         assert hits == [0, 0, 448], "the branch point is saved, in the group's own cache"
+    other = shutil.copytree(models("gdn"), tmp_path / "other")
+    weights = {name: weight.flip(0) for name, weight in load_file(other / "model.safetensors").items()}
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    for busy in (0, 1):
+        # What needs all groups to be idle waits for them, or changes nothing: the other one would load its share of
+        # the weights, or say that all is flushed.
+        prompt, begun, pending = words(rng, 300), client.batches("Prefill"), ThreadPoolExecutor(1)
+        told = pending.submit(client.generate, prompt, tokens=200, data_parallel_rank=busy)
+        assert eventually(lambda begun=begun: client.batches("Prefill") > begun, every_s=0.01)
+        assert client.answer("/flush_cache")[0] == 400
+        client.post("/pause_generation", {"mode": "in_place"})
+        status, text = client.answer("/update_weights_from_disk", {"model_path": str(other)})
+        assert (status, "Succeeded" in text) == (400, False)
+        client.post("/continue_generation", {})
+        reference.assert_greedy(prompt, told.result()[0])
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_hybrid.engine.frontend import idle
+from sglang_hybrid.engine.surface.hooks import HOOKS
 
 
 class AbortReq(SimpleNamespace):
@@ -27,31 +29,75 @@ WORK, LATER = SimpleNamespace(input_ids=[1]), SimpleNamespace(batch=[])
 OTHER, ABORT = SimpleNamespace(), AbortReq(rid="a")
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler without others that have shares of its layers."""
+    monkeypatch.setattr(idle, "_least", lambda _scheduler, *counts: list(counts))
+
+
+def admit(gate: idle.Gate, received: list[Any], idle: bool) -> list[Any]:
+    return gate.admit(received, gate.could(received, idle))
+
+
+def test_stamps_are_taken_before_a_request_is_held() -> None:
+    """Else one that is handled later has no time. Of hooks before a function the last runs first."""
+    functions = [hook.function for hook in HOOKS]
+    assert functions.index("frontend.idle:hold") < functions.index("cache.clock:take_stamps")
+
+
+def test_that_it_waits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    gate = idle.Gate()
+    with caplog.at_level(logging.INFO):
+        for received in ([UPDATE], [], [LATER], []):
+            admit(gate, received, idle=False)
+    assert len(caplog.records) == 1
+
+
 def test_an_idle_scheduler_updates_at_once() -> None:
     gate = idle.Gate()
-    assert gate.admit([OTHER, UPDATE, WORK], idle=True) == [OTHER, UPDATE, WORK]
+    assert admit(gate, [OTHER, UPDATE, WORK], idle=True) == [OTHER, UPDATE, WORK]
     assert len(gate) == 0
 
 
 def test_a_busy_one_ends_its_requests_first() -> None:
     gate = idle.Gate()
-    assert gate.admit([UPDATE, LATER, OTHER], idle=False) == [OTHER]
-    assert gate.admit([], idle=False) == []
-    assert gate.admit([ABORT], idle=False) == [ABORT]  # for those that run; and for those that wait, in their turn
-    assert gate.admit([WORK], idle=True) == [UPDATE, LATER, ABORT, WORK]
+    assert admit(gate, [UPDATE, LATER, OTHER], idle=False) == [OTHER]
+    assert admit(gate, [], idle=False) == []
+    assert admit(gate, [ABORT], idle=False) == [ABORT]  # for those that run; and for those that wait, in their turn
+    assert admit(gate, [WORK], idle=True) == [UPDATE, LATER, ABORT, WORK]
     assert len(gate) == 0
 
 
 def test_a_request_right_before_an_update_runs_before_it() -> None:
     gate = idle.Gate()
-    assert gate.admit([WORK, UPDATE, LATER, UPDATE], idle=True) == [WORK]
-    assert gate.admit([], idle=True) == [UPDATE, LATER]
-    assert gate.admit([], idle=True) == [UPDATE]
+    assert admit(gate, [WORK, UPDATE, LATER, UPDATE], idle=True) == [WORK]
+    assert admit(gate, [], idle=True) == [UPDATE, LATER]
+    assert admit(gate, [], idle=True) == [UPDATE]
+
+
+def test_groups_of_ranks_update_in_the_step_in_which_all_of_them_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data-parallel attention: messages for an idle scheduler reach all groups in one step, requests one of them."""
+    gates = [idle.Gate(), idle.Gate()]
+
+    def step(received: list[list[Any]], are_idle: list[bool]) -> list[list[Any]]:
+        most = min(gate.could(*given) for gate, *given in zip(gates, received, are_idle, strict=True))
+        return [gate.admit(one, most) for gate, one in zip(gates, received, strict=True)]
+
+    assert step([[UPDATE], [UPDATE]], [True, False]) == [[], []]
+    assert step([[LATER, UPDATE], [UPDATE]], [True, False]) == [[], []]
+    assert step([[], []], [True, True]) == [[UPDATE, LATER], [UPDATE]]
+    assert step([[], []], [False, True]) == [[], []]
+    assert step([[], []], [True, True]) == [[UPDATE], [UPDATE]]
+    assert not any(map(len, gates))
+    monkeypatch.setattr(idle, "_gate", idle.Gate())
+    monkeypatch.setattr(idle, "_least", lambda *_: [0, 0])
+    one = SimpleNamespace(_engine_paused=False, is_fully_idle=lambda: True)
+    assert idle.hold(one, [UPDATE]) == ((one, []), {}), "another one is not idle"
 
 
 def test_an_update_that_keeps_the_cache_needs_no_idle_scheduler() -> None:
     kept = UpdateWeightFromDiskReqInput(flush_cache=False)
-    assert idle.Gate().admit([kept], idle=False) == [kept]
+    assert admit(idle.Gate(), [kept], idle=False) == [kept]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +116,7 @@ def test_only_elastic_memory_is_given_back_under_load(
     """Weights are SGLang's: its scheduler ends on an assertion unless it is idle."""
     monkeypatch.setattr(idle, "settings", lambda: SimpleNamespace(memory=memory))
     asked: list[Any] = [ReleaseMemoryOccupationReqInput(tags=tags)]
-    assert idle.Gate().admit(asked, idle=False) == ([] if waits else asked)
+    assert admit(idle.Gate(), asked, idle=False) == ([] if waits else asked)
 
 
 class Paused:
@@ -103,15 +149,18 @@ def test_in_a_pause_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert paused.sent == []
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another group of ranks"])
 @pytest.mark.parametrize("held", [False, True], ids=["in the pause", "right before it"])
 def test_an_update_that_would_flush_requests_in_their_middle_is_refused(
-    monkeypatch: pytest.MonkeyPatch, held: bool
+    monkeypatch: pytest.MonkeyPatch, held: bool, elsewhere: bool
 ) -> None:
     """SGLang would end the scheduler on an assertion; and nobody ends before whoever waits here goes on."""
     from sglang.srt.managers import io_struct
 
     monkeypatch.setattr(idle, "_gate", idle.Gate())
-    paused, update = Paused(middle=True), io_struct.UpdateWeightFromDiskReqInput(model_path="m")
+    if elsewhere:
+        monkeypatch.setattr(idle, "_least", lambda *_: [0, 0])
+    paused, update = Paused(middle=not elsewhere), io_struct.UpdateWeightFromDiskReqInput(model_path="m")
     busy = SimpleNamespace(_engine_paused=False, is_fully_idle=lambda: False)
     if held:
         assert idle.hold(busy, [update, LATER]) == ((busy, []), {})

@@ -86,6 +86,25 @@ def test_data_parallel_attention_needs_states_that_fit_the_layers(name: str, gro
         refusals._check_groups(namespace, model)
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, ""),
+        ({"dp_size": 1, "enable_dp_attention_local_control_broadcast": True}, ""),
+        ({"enable_dp_attention_local_control_broadcast": True}, "--enable-dp-attention-local-control-broadcast"),
+        ({"enable_dp_attention_local_control_broadcast": True, "dwdp_size": 2}, "--dwdp-size 2"),
+    ],
+)
+def test_groups_of_ranks_get_what_is_for_all_of_them_together(given: dict[str, Any], asked: str) -> None:
+    namespace = argparse.Namespace(**{"enable_dp_attention": True, "dp_size": 2, **given})
+    model = Model("m", {"architectures": ["Qwen3NextForCausalLM"]})
+    if not asked:
+        refusals._check_groups(namespace, model)
+        return
+    with pytest.raises(ConfigError, match=f"hangs or answers with a part of the new weights; drop: {asked}$"):
+        refusals._check_groups(namespace, model)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     monkeypatch.setattr(refusals, "find_spec", lambda name: object() if there else None)

@@ -5,11 +5,16 @@ still be in the scheduler then, and a second HTTP worker knows nothing of the fi
 scheduler on an assertion, after the weights have changed under whoever runs. This acts in the scheduler.
 
 In a pause no request ends: an update that would empty the cache is refused there if requests have begun.
+
+Groups of data-parallel attention run different requests with shares of the same layers, and get such a message in the
+same step. They handle it in the same step too, the one in which all of them are idle: a group that is idle would change
+its share under the requests of the others, or wait in a barrier for ranks that wait for it in a pass.
 """
 
 from __future__ import annotations
 
 import logging
+from itertools import takewhile
 from typing import Any
 
 from sglang_hybrid.engine.cache.clock import is_request
@@ -29,18 +34,26 @@ class Gate:
     def __init__(self) -> None:
         self._held: list[Any] = []
 
-    def admit(self, received: list[Any], idle: bool) -> list[Any]:
-        """What to handle now. Nothing that needs an idle scheduler stands behind a request in it."""
+    def could(self, received: list[Any], idle: bool) -> int:
+        """How many messages that need an idle scheduler it could handle now: those that no request stands before."""
+        if not idle:
+            return 0
+        before = takewhile(lambda message: not is_request(message), (*self._held, *received))
+        return sum(map(_needs_idle, before))
+
+    def admit(self, received: list[Any], most: int) -> list[Any]:
+        """What to handle now: at most as many that need an idle scheduler, which is not more than it could."""
         ready: list[Any] = []
-        pending, self._held = [*self._held, *received], []
-        for message in pending:
+        held, self._held = self._held, []
+        for place, message in enumerate((*held, *received)):
             if self._held and (is_request(message) or _needs_idle(message)):
                 self._held.append(message)
-            elif _needs_idle(message) and not idle:
-                logger.info("%s waits until the requests that run have ended", type(message).__name__)
+            elif _needs_idle(message) and most < 1:
+                if place >= len(held):
+                    logger.info("%s waits until the requests that run have ended", type(message).__name__)
                 self._held.append(message)
             else:
-                idle = idle and not is_request(message)
+                most -= _needs_idle(message)
                 ready.append(message)
                 if self._held and _is_abort(message):
                     self._held.append(message)  # for requests that wait here
@@ -64,9 +77,23 @@ def hold(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[str
     if not len(_gate) and not any(map(_needs_idle, received)):
         return None
     idle = _is_idle(scheduler)
-    if scheduler._engine_paused and not idle:
+    all_idle, most = _least(scheduler, int(idle), _gate.could(received, idle))
+    if scheduler._engine_paused and not all_idle:
         received = [message for message in (*_gate.give(), *received) if not _refuse(scheduler, message)]
-    return (scheduler, _gate.admit(received, idle)), {}
+    return (scheduler, _gate.admit(received, most)), {}
+
+
+def _least(scheduler: Any, *counts: int) -> list[int]:
+    """The least of all ranks that have shares of these layers, for each of `counts`: all come here in the same step."""
+    import torch
+    from torch.distributed import ReduceOp, all_reduce, get_world_size
+
+    group = scheduler.tp_cpu_group
+    if get_world_size(group=group) > 1:
+        shared = torch.tensor(counts, dtype=torch.int64)
+        all_reduce(shared, op=ReduceOp.MIN, group=group)
+        return [int(count) for count in shared]
+    return list(counts)
 
 
 def _is_idle(scheduler: Any) -> bool:

@@ -100,6 +100,13 @@ def _check_groups(namespace: Any, model: Model) -> None:
     groups, given = getattr(namespace, "attn_dp_size", 1), "--attn-dp-size"
     if namespace.enable_dp_attention:
         groups, given = namespace.dp_size, "--enable-dp-attention --dp-size"
+    if groups > 1 and getattr(namespace, "enable_dp_attention_local_control_broadcast", False):
+        weights = getattr(namespace, "dwdp_size", 1) or 1  # implies it
+        asked = f"--dwdp-size {weights}" if weights > 1 else "--enable-dp-attention-local-control-broadcast"
+        raise ConfigError(
+            "each group of ranks would get updates of weights and releases of memory in a pass of its own, and the "
+            f"server hangs or answers with a part of the new weights; drop: {asked}"
+        )
     if groups < 2 or model.config is None or model.architecture not in _OVER_ALL_RANKS:
         return
     raise ConfigError(

@@ -171,6 +171,8 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_RECEIVER + "_pull_raw_reqs", "AFTER", "cache.clock:stamp", SCHEDULER),
     Hook(_RECEIVER + "_split_work_and_control_reqs", "AFTER", "cache.clock:keep_with_work", SCHEDULER),
+    # Runs after the next: a request that is held has left its stamp.
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.idle:hold", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
     Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
@@ -303,7 +305,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     *FRONTEND,
 )
-"""In the order in which they run where two have one target."""
+"""Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
 _MIXER = "srt.layers.attention.mamba.mamba:"
 HOST_POOLS = "srt.mem_cache.pool_host."

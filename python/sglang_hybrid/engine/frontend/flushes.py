@@ -1,0 +1,18 @@
+"""A flush is of all replicas, or was none: SGLang tells what one of them said. Runs in the HTTP process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+async def all_of_them(original: Callable[..., Any], communicator: Any, message: Any) -> Any:
+    """AROUND hook of FanOutCommunicator.__call__: the answers of all replicas, to a flush the failures first.
+
+    SGLang takes the first to come. The idle replicas of a busy server answer soonest, and have flushed; the others go
+    on serving what is old.
+    """
+    answers = await original(communicator, message)
+    if type(message).__name__ == "FlushCacheReqInput":
+        answers = sorted(answers, key=lambda answer: bool(answer.success))
+    return answers
