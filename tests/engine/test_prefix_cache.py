@@ -118,7 +118,9 @@ def test_two_prompts_share_a_prefix(serve: Callable[..., Client], references: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("memory", ["static", "elastic"])
 def test_data_parallel_attention(
+    memory: str,
     serve: Callable[..., Client],
     models: Callable[[str], Path],
     references: Callable[[str], Reference],
@@ -130,7 +132,8 @@ def test_data_parallel_attention(
     groups = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
     if compat.engine_version() == "0.5.23":
         groups = ("--tp-size", "2", "--attn-dp-size", "2")
-    client, reference, rng = serve("gdn", *groups), references("gdn"), random.Random(21)
+    shared_out = ("--hybrid-memory", memory, "--hybrid-cpu-memory-gb", "0.02" if memory == "elastic" else "2")
+    client, reference, rng = serve("gdn", *groups, *shared_out), references("gdn"), random.Random(21)
     batch = prompts(seed=22, count=60)
     answers = client.generate_all(batch)
     assert sum(cached for _, cached in answers) > 0

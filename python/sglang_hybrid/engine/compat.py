@@ -84,6 +84,13 @@ def state_of(req: Any) -> Any:
     return kv if hasattr(kv, "mamba_pool_idx") else req  # 0.5.17 keeps them on the request
 
 
+def leads() -> bool:
+    """Whether this rank speaks for those that decide alike: the first, of a group with data-parallel attention."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return bool(get_parallel().attn_tp_rank == 0)
+
+
 def prefix_tokens(req: Any) -> int:
     """Tokens of `req` that stand before its next pass."""
     return int(req.prefix_len) if hasattr(req, "prefix_len") else len(req.prefix_indices)  # until 0.5.22

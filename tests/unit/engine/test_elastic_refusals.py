@@ -166,6 +166,15 @@ def test_on_a_gpu_triton_verifies(settings: dict[str, Any], model: preflight.Mod
         refusals.check(asked, [], elastic, model, False)
 
 
+@pytest.mark.parametrize("groups", [{"enable_dp_attention": True, "dp_size": 2}, {"attn_dp_size": 2}])
+def test_groups_of_data_parallel_attention(
+    settings: dict[str, Any], model: preflight.Model, groups: dict[str, Any]
+) -> None:
+    asked = settings | {"tp_size": 2} | groups
+    refusals.check(argparse.Namespace(**asked), [], HybridConfig(memory="elastic"), model, True)
+    assert refusal(asked | {"tp_size": 4}, model).endswith("--tp-size 4")
+
+
 def test_there_is_no_ratio(settings: dict[str, Any], model: preflight.Model) -> None:
     assert "it has no ratio" in refusal(settings, model, "--mamba-full-memory-ratio=0.5")
 

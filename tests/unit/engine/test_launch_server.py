@@ -220,6 +220,10 @@ def test_a_request_log_must_be_writable_and_of_one_scheduler(
     log = tmp_path / "requests.jsonl"
     log.write_text("an earlier one")
     assert refused(capsys, *given, str(log), "--dp-size", "2").endswith("which make: 2")
+    groups = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+    if compat.engine_version() == "0.5.23":
+        groups = ("--tp-size", "2", "--attn-dp-size", "2")
+    assert refused(capsys, *given, str(log), *groups).endswith("which make: 2")
     assert refused(capsys, *given, str(log), "--max-total-tokens", "10").endswith("128 are needed: 10")
     assert log.read_text() == "an earlier one", "a server that does not start overwrites nothing"
 

@@ -97,7 +97,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         logger.info("kernels of the cache: %s", kernels.describe(device))
         if admits and not prefill.step:
             logger.warning(prefill.shortcoming())
-    states, leads = ctx.params.req_to_token_pool.mamba_allocator, ctx.tp_rank == 0
+    states, leads = ctx.params.req_to_token_pool.mamba_allocator, compat.leads()
     told = None if (labels := publish.labels()) is None else metrics.Exported(labels)
     account = metrics.Account(
         states, config.log_interval_s if leads else 0.0, *((told.miss, told.event) if told else (None, None))

@@ -24,6 +24,13 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def attention_groups(namespace: argparse.Namespace) -> int:
+    """Groups of ranks that share the layers and serve requests of their own; 0.5.23 has a flag of its own for them."""
+    if getattr(namespace, "enable_dp_attention", False):
+        return int(namespace.dp_size or 1)
+    return int(getattr(namespace, "attn_dp_size", 1) or 1)
+
+
 def hybrid_parser() -> argparse.ArgumentParser:
     """`--hybrid-config` and one flag per field of HybridConfig; a flag that is not given is absent from the result."""
     parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
+from sglang_hybrid.engine.launch.flags import attention_groups
 from sglang_hybrid.prefix.request_log import check_writable
 from sglang_hybrid.prefix.seeds import read_prefixes
 
@@ -183,10 +184,12 @@ def check_files(config: HybridConfig, namespace: Any) -> None:
         )
     if config.request_log:
         schedulers = int(namespace.dp_size or 1) * int(namespace.pp_size or 1)
+        if not namespace.enable_dp_attention:
+            schedulers *= attention_groups(namespace)
         if schedulers > 1:
             raise ConfigError(
-                "a request log holds the decisions of one scheduler; leave out --hybrid-request-log or --dp-size and "
-                f"--pp-size, which make: {schedulers}"
+                "a request log holds the decisions of one scheduler; leave out --hybrid-request-log or --dp-size, "
+                f"--pp-size and --attn-dp-size, which make: {schedulers}"
             )
         check_writable(Path(config.request_log).expanduser())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch.flags import spelled
+from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
 
@@ -97,20 +97,20 @@ def _check_stages(namespace: Any, model: Model) -> None:
 
 def _check_groups(namespace: Any, model: Model) -> None:
     """Data-parallel attention of a model whose states would not fit its layers; 0.5.23 has a flag of its own for it."""
-    groups, given = getattr(namespace, "attn_dp_size", 1), "--attn-dp-size"
+    count, given = attention_groups(namespace), "--attn-dp-size"
     if namespace.enable_dp_attention:
-        groups, given = namespace.dp_size, "--enable-dp-attention --dp-size"
-    if groups > 1 and getattr(namespace, "enable_dp_attention_local_control_broadcast", False):
+        given = "--enable-dp-attention --dp-size"
+    if count > 1 and getattr(namespace, "enable_dp_attention_local_control_broadcast", False):
         weights = getattr(namespace, "dwdp_size", 1) or 1  # implies it
         asked = f"--dwdp-size {weights}" if weights > 1 else "--enable-dp-attention-local-control-broadcast"
         raise ConfigError(
             "each group of ranks would get updates of weights and releases of memory in a pass of its own, and the "
             f"server hangs or answers with a part of the new weights; drop: {asked}"
         )
-    if groups < 2 or model.config is None or model.architecture not in _OVER_ALL_RANKS:
+    if count < 2 or model.config is None or model.architecture not in _OVER_ALL_RANKS:
         return
     raise ConfigError(
-        f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given} {groups}"
+        f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given} {count}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine import publish
+from sglang_hybrid.engine import compat, publish
 from sglang_hybrid.engine.cache.memory import Parts
 from sglang_hybrid.engine.pools import arena, telemetry
 from sglang_hybrid.engine.pools.memory import ElasticMemory
@@ -20,10 +20,9 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec, parts: Parts) -> Elas
         raise unserved(type(ctx.params.token_to_kv_pool_allocator).__name__)
     if arena.current().kv_planes_left:
         raise unserved(f"{arena.current().kv_planes_left} planes of KV without a pool")
-    leads = ctx.tp_rank == 0
     labels = publish.labels()
     export = None if labels is None else telemetry.exporter(labels)
-    interval_s = config.log_interval_s if leads else 0.0
+    interval_s = config.log_interval_s if compat.leads() else 0.0
     told = telemetry.Telemetry(arena.current(), parts.account.counts, interval_s, export)
     return ElasticMemory(parts, arena.current(), spec, told)
 

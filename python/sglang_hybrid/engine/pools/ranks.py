@@ -44,8 +44,8 @@ class Group:
 
 
 def of_this_server() -> Group | None:
-    """The tensor-parallel ranks of this server; None if there is one."""
+    """The ranks that serve the same requests, those of a group of data-parallel attention; None if there is one."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    return Group(parallel.tp_group.cpu_group) if parallel.tp_size > 1 else None
+    return Group(parallel.attn_tp_group.cpu_group) if parallel.attn_tp_size > 1 else None

@@ -9,7 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
-from sglang_hybrid.engine.launch.flags import spelled
+from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.speculation import drafts
 from sglang_hybrid.engine.speculation.checks import candidate_bytes
@@ -30,7 +30,6 @@ _FLAGS = {
     "enable_memory_saver": "it gives memory back by itself",
     "enable_mixed_chunk": "decoding requests inside a prefill are not reserved for",
     "enable_hisparse": "sparse KV has pools of its own",
-    "enable_dp_attention": "it was not tried with data parallel attention",
     "enable_session_radix_cache": "sessions order evictions by themselves",
     "enable_streaming_session": "sessions hold memory it cannot see",
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
@@ -38,7 +37,7 @@ _FLAGS = {
 
 _DRAFTING = ("NGRAM", "NEXTN", "EAGLE", "STANDALONE")
 
-_AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size")
+_AT_MOST_ONE = ("pp_size", "dcp_size")
 
 
 def defaults(namespace: Any, config: HybridConfig, on_cpu: bool) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
     if not spec.temporal_bytes or not spec.conv_bytes:
         raise _refusal("it was run with states that have a recurrent part and a window", namespace.model_path)
-    spec = spec.per_rank(getattr(namespace, "tp_size", 1))
+    spec = spec.per_rank(getattr(namespace, "tp_size", 1) // attention_groups(namespace))
     if namespace.speculative_algorithm is not None:
         _check_drafts(namespace, spec, on_cpu)
     if on_cpu:
@@ -94,6 +93,8 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
                 "of several ranks, only tensor-parallel ones agree about memory",
                 f"{spelled(name)} {getattr(namespace, name)}",
             )
+    if 1 < attention_groups(namespace) < namespace.tp_size:
+        raise _refusal("data-parallel attention was run with one rank in a group", f"--tp-size {namespace.tp_size}")
     if namespace.enable_hierarchical_cache and compat.engine_version() != compat.PRIMARY:
         raise _refusal(f"a host tier was run with SGLang {compat.PRIMARY} only", "--enable-hierarchical-cache")
     if namespace.enable_hierarchical_cache and getattr(namespace, "tp_size", 1) > 1:

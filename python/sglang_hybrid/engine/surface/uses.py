@@ -150,6 +150,7 @@ USES: tuple[Use, ...] = (
     Use("srt.runtime_context:get_context", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_exec", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_parallel", IMPORT, "pools.ranks pools.sizes", SCHEDULER, when="elastic"),
+    Use("srt.runtime_context:get_parallel", IMPORT, "compat", SCHEDULER),
     Use("srt.runtime_context:get_schedule", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:max_speculative_num_draft_tokens", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_server_args", IMPORT, "compat", EVERY, before="0.5.21"),
