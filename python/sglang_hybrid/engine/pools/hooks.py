@@ -63,6 +63,14 @@ def strided_convolution(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dic
     return args, {**kwargs, "use_triton_causal_conv": True}
 
 
+def padding_with_memory(kernel: Any, *args: Any, cache_indices: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """BEFORE hook of FlashInfer's gated delta rules: a row of padding, -1, is slot 0's, as on Blackwell.
+
+    On Hopper they read and write the last slot of the pool for it, of which an elastic pool has only the address.
+    """
+    return (kernel, *args), {**kwargs, "cache_indices": cache_indices.clamp(min=0)}
+
+
 def _doze(scheduler: Any) -> None:
     """Nobody runs and who waits cannot start: SGLang would ask again at once, and keep a core busy with it."""
     poller = _poller(scheduler)

@@ -247,6 +247,16 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "elastic",
     ),
+    *(
+        Hook(
+            _LINEAR + f"kernels.gdn_flashinfer:FlashInferGDNKernel.{name}",
+            "BEFORE",
+            "pools.hooks:padding_with_memory",
+            SCHEDULER,
+            "elastic",
+        )
+        for name in ("decode", "extend")
+    ),
     # Segments.
     Hook(
         "srt.managers.scheduler:Scheduler.process_input_requests",

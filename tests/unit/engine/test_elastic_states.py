@@ -1,4 +1,5 @@
-"""With elastic states every Mamba-2 layer convolves with the kernel whose offsets have 64 bits."""
+"""Kernels over elastic states: Mamba-2 convolves with the one whose offsets have 64 bits, and none touches the last
+slot, which has an address only."""
 
 from __future__ import annotations
 
@@ -61,3 +62,30 @@ def test_sglangs_backend_has_the_argument() -> None:
 
     given, expected = (inspect.signature(each.forward).parameters for each in (Mamba2AttnBackend, Backend))
     assert list(given) == list(expected)
+
+
+class Kernel:
+    """FlashInfer's gated delta rule on Hopper, as far as it chooses slots."""
+
+    def decode(self, q: Any, *, ssm_states: Any, cache_indices: Any, **rest: Any) -> torch.Tensor:
+        return torch.arange(len(ssm_states))[cache_indices]
+
+    def extend(self, q: Any, *, ssm_states: Any, cache_indices: Any, **rest: Any) -> torch.Tensor:
+        return torch.where(cache_indices >= 0, cache_indices, len(ssm_states) - 1)
+
+
+@pytest.mark.parametrize("name", ["decode", "extend"])
+def test_padding_is_of_the_slot_that_has_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import FlashInferGDNKernel
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    from sglang_hybrid.engine.surface.registration import _ours
+
+    (row,) = [row for row in HOOKS if row.target.endswith(f"FlashInferGDNKernel.{name}")]
+    assert row.when == "elastic"
+    given = inspect.signature(getattr(FlashInferGDNKernel, name)).parameters["cache_indices"]
+    assert given.kind is inspect.Parameter.KEYWORD_ONLY
+    indices, states = torch.tensor([4, -1, 2]), torch.zeros(9)
+    assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 8, 2]
+    monkeypatch.setattr(Kernel, name, _wrap_fn(getattr(Kernel, name), _ours(row.function), HookType[row.how]))
+    assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 0, 2]
