@@ -212,7 +212,7 @@ def test_what_sglang_refuses_is_one_line_too(folder: Path) -> None:
 
 
 def test_a_request_log_must_be_writable_and_of_one_scheduler(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     given = ("--model-path", str(folder), "--hybrid-request-log")
     assert refused(capsys, *given, "/dev/full").endswith("(No space left on device); choose another file: /dev/full")
@@ -220,6 +220,7 @@ def test_a_request_log_must_be_writable_and_of_one_scheduler(
     log = tmp_path / "requests.jsonl"
     log.write_text("an earlier one")
     assert refused(capsys, *given, str(log), "--dp-size", "2").endswith("which make: 2")
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     groups = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
     if compat.engine_version() == "0.5.23":
         groups = ("--tp-size", "2", "--attn-dp-size", "2")
