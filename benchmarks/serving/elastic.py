@@ -41,6 +41,7 @@ from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 from sglang_hybrid.demo.speculation import MTP
 from sglang_hybrid.engine.pools import remote
+from sglang_hybrid.engine.speculation.checks import candidate_bytes
 
 RATIOS = (0.9, 0.5, 0.2)
 COMMON = ("--max-running-requests", "8", "--chunked-prefill-size", "512", "--hybrid-memory-idle-s", "1")
@@ -59,13 +60,13 @@ FILL, RESIDENT_IDLE_S = 40, 8.0
 
 def server_flags(name: str, budget_bytes: int, spec: Any, drafts: bool) -> list[str]:
     """Flags of the server `name`: 'elastic', or 'static-R' for a ratio R of states to KV."""
-    common, token_bytes, candidate_bytes = list(COMMON), spec.kv_bytes_per_token, 0
+    common, token_bytes, taken_bytes = list(COMMON), spec.kv_bytes_per_token, 0
     if drafts:
         common += HEAD
         token_bytes += spec.head_kv_bytes_per_token
-        candidate_bytes = VERIFIED * (AT_ONCE + 1) * spec.checkpoint_bytes
+        taken_bytes = candidate_bytes(VERIFIED, AT_ONCE, spec.checkpoint_bytes)
     if name == "elastic":
-        size = ["--hybrid-cpu-memory-gb", str((budget_bytes + candidate_bytes) / 1e9)]
+        size = ["--hybrid-cpu-memory-gb", str((budget_bytes + taken_bytes) / 1e9)]
         return [*common, "--hybrid-memory", "elastic", *size]
     ratio = float(name.split("-")[1])
     states = int(budget_bytes * ratio / (1 + ratio)) // spec.checkpoint_bytes

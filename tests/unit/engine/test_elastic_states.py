@@ -37,15 +37,19 @@ class Backend:
         self.written.append(offset if use_triton_causal_conv else offset % LIMIT)
 
 
-@pytest.fixture
-def hooked(monkeypatch: pytest.MonkeyPatch) -> type[Backend]:
-    """`Backend` wrapped as SGLang wraps its own, by the row of the list."""
+def hook(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, theirs: str) -> None:
+    """Wrap a method of `owner` as SGLang wraps that of its class `theirs`, by the row of the list."""
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
     from sglang_hybrid.engine.surface.registration import _ours
 
-    (row,) = [row for row in HOOKS if row.target.endswith("Mamba2AttnBackend.forward") and row.when == "elastic"]
-    monkeypatch.setattr(Backend, "forward", _wrap_fn(Backend.forward, _ours(row.function), HookType[row.how]))
+    (row,) = [row for row in HOOKS if row.target.endswith(f"{theirs}.{name}") and row.when == "elastic"]
+    monkeypatch.setattr(owner, name, _wrap_fn(getattr(owner, name), _ours(row.function), HookType[row.how]))
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> type[Backend]:
+    hook(monkeypatch, Backend, "forward", "Mamba2AttnBackend")
     return Backend
 
 
@@ -77,15 +81,10 @@ class Kernel:
 @pytest.mark.parametrize("name", ["decode", "extend"])
 def test_padding_is_of_the_slot_that_has_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import FlashInferGDNKernel
-    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
-    from sglang_hybrid.engine.surface.registration import _ours
-
-    (row,) = [row for row in HOOKS if row.target.endswith(f"FlashInferGDNKernel.{name}")]
-    assert row.when == "elastic"
     given = inspect.signature(getattr(FlashInferGDNKernel, name)).parameters["cache_indices"]
     assert given.kind is inspect.Parameter.KEYWORD_ONLY
     indices, states = torch.tensor([4, -1, 2]), torch.zeros(9)
     assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 8, 2]
-    monkeypatch.setattr(Kernel, name, _wrap_fn(getattr(Kernel, name), _ours(row.function), HookType[row.how]))
+    hook(monkeypatch, Kernel, name, "FlashInferGDNKernel")
     assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 0, 2]

@@ -14,7 +14,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.engine.speculation import drafts
-from sglang_hybrid.engine.speculation.checks import candidate_bytes
+from sglang_hybrid.engine.speculation.checks import candidate_bytes, draft_tokens
 
 _MOST_TOKENS = 1 << 18
 """Beyond a quarter of a million tokens a small model's pool only costs start-up time."""
@@ -80,7 +80,8 @@ def flags(
         chosen["mamba_radix_cache_strategy"] = "extra_buffer" if buffered else "no_buffer"
     if config.memory == "elastic":
         return chosen  # sizes follow from the budget where the pools are built
-    taken_bytes = candidate_bytes(namespace, spec, namespace.max_running_requests or _MOST_REQUESTS)
+    requests = namespace.max_running_requests or _MOST_REQUESTS
+    taken_bytes = candidate_bytes(draft_tokens(namespace), requests, spec.checkpoint_bytes)
     drafted_bytes = drafts.kv_bytes_per_token(namespace, spec, dtype)
     spec = replace(spec, kv_bytes_per_token=spec.kv_bytes_per_token + drafted_bytes)
     tokens, states = sizes(config.cpu_memory_bytes, spec, overlap, taken_bytes)

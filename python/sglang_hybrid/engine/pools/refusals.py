@@ -12,7 +12,7 @@ from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.speculation import drafts
-from sglang_hybrid.engine.speculation.checks import candidate_bytes
+from sglang_hybrid.engine.speculation.checks import candidate_bytes, draft_tokens
 from sglang_hybrid.engine.surface import check as surface
 from sglang_hybrid.memory.sizing import HOST, Kinds, choose
 from sglang_hybrid.prefix import policies
@@ -126,7 +126,7 @@ def _check_budget(namespace: Any, config: HybridConfig, spec: ModelSpec) -> None
     """A budget too small for one request is found before the model is loaded."""
     planes = spec.kv_planes + (drafts.kv_planes(namespace, spec) or 0)
     kinds = Kinds(spec.kv_row_bytes, planes, namespace.page_size or 1, spec.checkpoint_bytes)
-    taken_bytes = candidate_bytes(namespace, spec, namespace.max_running_requests)
+    taken_bytes = candidate_bytes(draft_tokens(namespace), namespace.max_running_requests, spec.checkpoint_bytes)
     if taken_bytes >= config.cpu_memory_bytes:
         raise ConfigError(
             f"states of what is verified take {taken_bytes:,} bytes; lower --max-running-requests "

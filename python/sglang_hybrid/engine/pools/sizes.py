@@ -21,6 +21,7 @@ from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.segments.room import Needs, most_granules
+from sglang_hybrid.engine.speculation.checks import candidate_bytes
 from sglang_hybrid.memory.claims import CHECKPOINTS
 from sglang_hybrid.memory.sizing import CUDA, HOST, Kinds, Sizing, choose
 
@@ -51,7 +52,7 @@ def size_pools(_: Callable[..., float], configurator: Any, total_rest_gib: float
         logger.warning("elastic memory on a GPU was seen on one H200 and small models only; see docs/gpu.md")
     grain = HOST if device.type == "cpu" else CUDA
     need = request_states(lambda: 0, configurator) + CHECKPOINTS
-    budget_bytes -= candidate_bytes(configurator)
+    budget_bytes -= _verified_bytes(configurator)
     group = ranks.of_this_server()
     if group is not None:
         budget_bytes = group.least(budget_bytes)
@@ -127,14 +128,14 @@ def draft_layers(configurator: Any) -> int:
     return int(configurator.spec_aux_config.eagle_draft_num_layers or 1)
 
 
-def candidate_bytes(configurator: Any) -> int:
-    """States of what is verified, which SGLang keeps for as many requests as may run and one of padding."""
+def _verified_bytes(configurator: Any) -> int:
+    """States of what is verified, for as many requests as may run."""
     from sglang.srt.runtime_context import get_schedule, max_speculative_num_draft_tokens
 
     if configurator.spec_algorithm.is_none():
         return 0
-    rows = get_schedule().max_running_requests + 1
-    return int(rows * max_speculative_num_draft_tokens() * _state_bytes(configurator))
+    tokens, requests = max_speculative_num_draft_tokens(), get_schedule().max_running_requests
+    return candidate_bytes(int(tokens), int(requests), _state_bytes(configurator))
 
 
 def sglangs_token_bytes(configurator: Any, kinds: Kinds) -> int:

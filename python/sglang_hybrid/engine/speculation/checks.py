@@ -84,15 +84,15 @@ def _strategy(namespace: Any) -> str:
     return "no_buffer" if namespace.disable_overlap_schedule and not paged else "extra_buffer"
 
 
-def candidate_bytes(namespace: Any, spec: ModelSpec, requests: int) -> int:
-    """States of what is verified, which SGLang keeps for each of `requests` and one of padding; 0 without drafts."""
-    if namespace.speculative_algorithm is None:
-        return 0
-    return draft_tokens(namespace) * (requests + 1) * spec.checkpoint_bytes
+def candidate_bytes(tokens: int, requests: int, state_bytes: int) -> int:
+    """States behind each of the `tokens` of a verification; SGLang keeps them for all `requests` and one of padding."""
+    return tokens * (requests + 1) * state_bytes
 
 
 def draft_tokens(namespace: Any) -> int:
-    """Tokens of a verification at most, as SGLang will have them."""
+    """Tokens of a verification at most, as SGLang will have them; 0 where nothing is verified."""
+    if namespace.speculative_algorithm is None:
+        return 0
     algorithm = namespace.speculative_algorithm.upper()
     given = namespace.speculative_num_draft_tokens
     if algorithm == "DFLASH":
