@@ -24,7 +24,7 @@ WINDOW = 3
 
 
 Isolated = tuple[Range, list[Tensor], list[list[Tensor]]]
-"""Where a segment's interior lies, its inputs of every layer, and what every convolution of it gave there."""
+"""Where a segment's interior lies, its inputs of every layer and its output, and what its convolutions gave there."""
 
 
 class _Spliced(nn.Module):
@@ -99,9 +99,15 @@ class Composition:
 
         `taken`: what `isolated` gave for these tokens, if it is known.
         """
-        ids = torch.tensor([[*prompt, *output]])
+        x = self.states([*prompt, *output], segments, taken)
+        return torch.nn.functional.linear(x[len(prompt) - 1 : -1], self.head).log_softmax(-1)
+
+    @torch.no_grad()
+    def states(self, tokens: Sequence[int], segments: Sequence[Range], taken: list[Isolated] | None = None) -> Tensor:
+        """What the output layer reads, [tokens, hidden size]; of interiors what their isolated runs gave."""
+        ids = torch.tensor([list(tokens)])
         x = self.network.model.embed_tokens(ids)
-        taken = self.isolated([*prompt, *output], segments) if taken is None else taken
+        taken = self.isolated(tokens, segments) if taken is None else taken
         for number, layer in enumerate(self._layers):
             for (low, high), inputs, _ in taken:
                 x[:, low:high] = inputs[number]
@@ -113,8 +119,9 @@ class Composition:
                     for (low, high), _, outputs in taken:
                         spliced.given[low:high] = outputs[number][which]
             x = layer(x)
-        rows = self.last_norm(x)[0, len(prompt) - 1 : -1]
-        return torch.nn.functional.linear(rows, self.head).log_softmax(-1)
+        for (low, high), inputs, _ in taken:
+            x[:, low:high] = inputs[-1]
+        return self.last_norm(x)[0]  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def isolated(self, tokens: Sequence[int], segments: Sequence[Range], front: int = 0) -> list[Isolated]:
@@ -132,5 +139,6 @@ class Composition:
                 x = layer(x)
                 kept = [spliced.kept for spliced in self._spliced[number] if spliced.kept is not None]
                 outputs.append([each[inside].clone() for each in kept])
+            inputs.append(x[:, inside].clone())
             found.append(((low, high), inputs, outputs))
         return found

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,22 @@ from tests.engine.support import Client
 pytestmark = pytest.mark.engine
 
 SCARCE = ("--max-mamba-cache-size", "40", "--max-total-tokens", "6000", "--chunked-prefill-size", "256")
+HEAD = ("--speculative-algorithm", "NEXTN")
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
+SEGMENTS = ("--hybrid-segments", "on", "--hybrid-segment-memory-gb", "0.05")
 LONG = "The keeper looks at the gate. " * 8
 MARK = {"cache_control": {"type": "ephemeral"}}
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.fixture(scope="module")
-def viewer(models: Callable[[str], Path]) -> Viewer:
-    return Viewer(models("vision"))
+def viewers(models: Callable[[str], Path]) -> Callable[[str], Viewer]:
+    return cache(lambda preset: Viewer(models(preset)))
+
+
+@pytest.fixture
+def viewer(viewers: Callable[[str], Viewer]) -> Viewer:
+    return viewers("vision")
 
 
 @pytest.fixture(scope="module")
@@ -202,20 +211,24 @@ def conversation(rng: random.Random) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags",
+    ("preset", "flags"),
     [
-        pytest.param(SCARCE, id="scarce"),
-        pytest.param((*SCARCE, "--hybrid-cpu-event-loop", "overlap"), id="overlap"),
-        pytest.param((*SCARCE, "--mamba-radix-cache-strategy", "no_buffer"), id="no_buffer"),
-        pytest.param((*SCARCE, "--page-size", "64"), id="pages"),
-        pytest.param((*SCARCE, "--enable-hierarchical-cache", "--hicache-ratio", "2"), id="host tier"),
-        pytest.param((*SCARCE, "--tokenizer-worker-num", "2"), id="workers"),
-        pytest.param(("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.02"), id="elastic"),
-        pytest.param((*SCARCE, "--hybrid-segments", "on", "--hybrid-segment-memory-gb", "0.05"), id="segments"),
+        pytest.param("vision", SCARCE, id="scarce"),
+        pytest.param("vision", (*SCARCE, "--hybrid-cpu-event-loop", "overlap"), id="overlap"),
+        pytest.param("vision", (*SCARCE, "--mamba-radix-cache-strategy", "no_buffer"), id="no_buffer"),
+        pytest.param("vision", (*SCARCE, "--page-size", "64"), id="pages"),
+        pytest.param("vision", (*SCARCE, "--enable-hierarchical-cache", "--hicache-ratio", "2"), id="host tier"),
+        pytest.param("vision", (*SCARCE, "--tokenizer-worker-num", "2"), id="workers"),
+        pytest.param("vision", ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.02"), id="elastic"),
+        pytest.param("vision", (*SCARCE, *SEGMENTS), id="segments"),
+        pytest.param("vision-mtp", (*SCARCE, *HEAD, "--hybrid-cpu-event-loop", "overlap"), id="head"),
+        pytest.param("vision-mtp", (*SCARCE, *HEAD, *TREE), id="head, tree"),
     ],
 )
-def test_many_at_once_are_right(serve: Callable[..., Client], viewer: Viewer, flags: tuple[str, ...]) -> None:
-    client, until = serve("vision", *flags), time.monotonic() + 20
+def test_many_at_once_are_right(
+    serve: Callable[..., Client], viewers: Callable[[str], Viewer], preset: str, flags: tuple[str, ...]
+) -> None:
+    client, viewer, until = serve(preset, *flags), viewers(preset), time.monotonic() + 20
     judged: list[tuple[list[dict[str, Any]], str]] = []
 
     def hold(seed: int) -> None:
@@ -233,3 +246,29 @@ def test_many_at_once_are_right(serve: Callable[..., Client], viewer: Viewer, fl
     assert len(judged) >= 40
     for messages, answer in random.Random(0).sample(judged, 40):
         viewer.assert_greedy(messages, answer)
+
+
+@pytest.mark.slow
+def test_images_beside_composed_prompts_while_a_head_drafts(
+    serve: Callable[..., Client], viewers: Callable[[str], Viewer]
+) -> None:
+    """A batch of both is a shorter stream than SGLang's, by whose lengths it would cut the embeddings of images."""
+    client, viewer = serve("vision-mtp", *HEAD, *SEGMENTS), viewers("vision-mtp")
+    rng = random.Random(4)
+    documents = [[rng.randrange(20, 200) for _ in range(count)] for count in (80, 120, 200)]
+
+    def compose(number: int) -> int:
+        ids, marks = [number] * 20, list[list[int]]()
+        for each in rng.sample(documents, 2):
+            marks.append([len(ids), len(ids) + len(each)])
+            ids = [*ids, *each, 30, 31]
+        sampling = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True, "custom_params": {"segments": marks}}
+        answer = client.post("/generate", {"input_ids": ids, "sampling_params": sampling})
+        return int(answer["meta_info"]["cached_tokens_details"]["segment_tokens"])
+
+    with ThreadPoolExecutor(8) as pool:
+        talks = [conversation(random.Random(seed)) for seed in range(24)]
+        both = [(pool.submit(asked, client, each), pool.submit(compose, 20 + n)) for n, each in enumerate(talks)]
+    assert sum(reused.result() for _, reused in both) > 1000
+    for messages, (answer, _) in zip(talks, both, strict=True):
+        viewer.assert_greedy(messages, answer.result()[0])

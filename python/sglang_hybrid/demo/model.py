@@ -87,9 +87,9 @@ def _write(folder: Path, preset: str, weights: Path | None) -> None:
         model.load_state_dict(load_file(weights), strict=True)
     model.float().save_pretrained(folder)
     save_tokenizer(folder)
-    if preset == VISION:
+    if preset in (VISION, speculation.VISION_MTP):
         vision.save_processor(folder)
-    elif preset == speculation.MTP:
+    if preset in HEADS:
         speculation.add_head(folder, model)
 
 
@@ -99,7 +99,7 @@ def _random(preset: str) -> Any:
     torch.manual_seed(SEED)
     model = PRESETS[preset]()
     _initialise(model)
-    if preset == speculation.MTP:
+    if preset in HEADS:
         speculation.calm(model)
     return model
 
@@ -231,6 +231,8 @@ def _common(hidden: int) -> dict[str, Any]:
 
 
 VISION = "vision"
+HEADS = (speculation.MTP, speculation.VISION_MTP)
+"""Models whose own head drafts."""
 
 READERS = ("reader-gdn", "reader-mamba2")
 """Trained models, `sglang_hybrid.demo.reader`."""
@@ -245,6 +247,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "attention": _attention,
     VISION: lambda: vision.model(_common(128)),
     speculation.MTP: lambda: speculation.target(_common(128)),
+    speculation.VISION_MTP: lambda: vision.model({**_common(128), **speculation.HEAD}),
     speculation.DRAFT: lambda: speculation.draft(_common(128)),
 }
 

@@ -1,6 +1,7 @@
-"""Demo models for speculative decoding: a hybrid one with a multi-token prediction head, and a dense one that drafts.
+"""Demo models for speculative decoding: hybrid ones with a multi-token prediction head, and a dense one that drafts.
 
-`mtp` has the layout of Qwen3.5 as it is published, the head in tensors `mtp.*`. Its blocks add so little to a token
+`mtp` has the layout of Qwen3.5 as it is published, the head in tensors `mtp.*`, without the encoder of images that
+`vision-mtp` has. Their blocks add so little to a token
 that the next one follows mostly, but not always, from the last: what only knows the last token guesses right about six
 times in ten, and a wrong state gives other text. Head and `draft` learn to guess from its text by least squares.
 """
@@ -16,7 +17,10 @@ from sglang_hybrid.demo.vision import QWEN3_5
 if TYPE_CHECKING:
     from torch import Tensor
 
-MTP, DRAFT = "mtp", "draft"
+MTP, VISION_MTP, DRAFT = "mtp", "vision-mtp", "draft"
+
+HEAD = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+"""What configurations say of a head."""
 
 FEED_FORWARD, MIXER = 0.006, 0.018
 """What the last matrices of feed-forwards and mixers are multiplied with: the larger, the fewer guesses are right, and
@@ -49,8 +53,7 @@ def target(common: dict[str, Any]) -> Any:
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
             attn_output_gate=True,
             mamba_ssm_dtype="float32",
-            mtp_num_hidden_layers=1,
-            mtp_use_dedicated_embeddings=False,
+            **HEAD,
         )
     )
 
@@ -70,6 +73,8 @@ def calm(model: Any) -> None:
 
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            if ".visual." in name:
+                continue
             if name.endswith("down_proj.weight"):
                 weight.mul_(FEED_FORWARD)
             elif name.endswith(("o_proj.weight", "out_proj.weight")):
@@ -102,16 +107,18 @@ def add_head(folder: Path, model: Any) -> None:
 
     file = folder / "model.safetensors"
     weights = load_file(file)
-    last = f"model.layers.{model.config.num_hidden_layers - 1}."
+    text = model.config.get_text_config()
+    layers = "model.language_model.layers." if hasattr(model.model, "language_model") else "model.layers."
+    last = f"{layers}{text.num_hidden_layers - 1}."
     head = {name.replace(last, "mtp.layers.0."): weights[name].clone() for name in weights if name.startswith(last)}
     with torch.no_grad():
         tokens, states = _text(model)
-        token = model.model.embed_tokens.weight[tokens[:, 1:]]
+        token = model.get_input_embeddings().weight[tokens[:, 1:]]
         read = torch.cat([_unit(token), _unit(states[:, :-1])], -1).flatten(0, 1)
         square = read.T @ read + 0.01 * len(read) * torch.eye(read.shape[1])
         head["mtp.fc.weight"] = torch.linalg.solve(square, read.T @ states[:, 1:].flatten(0, 1)).T.contiguous()
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        head[f"mtp.{name}.weight"] = torch.zeros(model.config.hidden_size)  # stored minus one
+        head[f"mtp.{name}.weight"] = torch.zeros(text.hidden_size)  # stored minus one
     save_file({**weights, **head}, file, {"format": "pt"})
 
 

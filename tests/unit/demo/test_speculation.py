@@ -79,6 +79,17 @@ def test_the_folder_is_laid_out_as_published_models_are(folders: dict[str, Path]
     assert files[0] == files[1]
 
 
+def test_a_model_that_sees_has_the_same_head(tmp_path: Path) -> None:
+    folder = model.build(tmp_path / "model", speculation.VISION_MTP)
+    weights = load_file(folder / "model.safetensors")
+    assert {name for name in weights if name.startswith("mtp.")} == PUBLISHED_HEAD
+    assert any(".visual." in name for name in weights)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["text_config"]["mtp_num_hidden_layers"] == 1
+    assert from_config(folder).head_kv_bytes_per_token > 0
+    assert (folder / "processor_config.json").is_file()
+
+
 def test_the_head_has_kv_of_its_own(folders: dict[str, Path]) -> None:
     spec = from_config(folders[speculation.MTP], kv_dtype="float32")
     assert spec.kv_bytes_per_token == spec.head_kv_bytes_per_token == 2 * 2 * 32 * 4

@@ -24,6 +24,7 @@ def asked(**given: object) -> SimpleNamespace:
         "kv_cache_dtype": "auto",
         "model_path": "m",
         "speculative_algorithm": None,
+        "speculative_draft_model_path": None,
     }
     return SimpleNamespace(**(settings | given))
 
@@ -36,15 +37,32 @@ def test_tensor_parallel_ranks_have_the_same_entries(memory: str) -> None:
         refusals.check(asked(tp_size=2, dp_size=2), HybridConfig(segments="on", memory=memory), MODEL)
 
 
+@pytest.mark.parametrize("algorithm", ["NGRAM", "ngram", "NEXTN", "eagle"])
+def test_n_grams_and_a_models_own_head_draft_beside_segments(algorithm: str) -> None:
+    for path in (None, "m"):  # SGLang names the model itself
+        drafts = asked(speculative_algorithm=algorithm, speculative_draft_model_path=path)
+        refusals.check(drafts, HybridConfig(segments="on"), MODEL)
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "served"), [("NGRAM", True), ("ngram", True), ("NEXTN", False), ("EAGLE3", False)]
+    ("given", "reason", "value"),
+    [
+        ({"speculative_algorithm": "EAGLE3"}, "a model's own head have seams", "--speculative-algorithm EAGLE3"),
+        ({"speculative_algorithm": "STANDALONE"}, "own head have seams", "--speculative-algorithm STANDALONE"),
+        ({"speculative_draft_model_path": "other"}, "own head has seams", "--speculative-draft-model-path other"),
+        ({"enable_multi_layer_eagle": True}, "of several steps were not tried", "--enable-multi-layer-eagle"),
+    ],
 )
-def test_n_grams_have_no_layers_of_their_own(algorithm: str, served: bool) -> None:
-    if served:
-        refusals.check(asked(speculative_algorithm=algorithm), HybridConfig(segments="on"), MODEL)
-        return
-    with pytest.raises(ConfigError, match=f"need seams of their own; .*: --speculative-algorithm {algorithm}$"):
-        refusals.check(asked(speculative_algorithm=algorithm), HybridConfig(segments="on"), MODEL)
+def test_what_else_drafts_has_no_seams(given: dict[str, object], reason: str, value: str) -> None:
+    drafts = asked(**({"speculative_algorithm": "NEXTN"} | given))
+    with pytest.raises(ConfigError, match=f"{reason}; .*: {value}$"):
+        refusals.check(drafts, HybridConfig(segments="on"), MODEL)
+
+
+def test_a_head_over_latents_has_no_seams() -> None:
+    drafts = asked(speculative_algorithm="NEXTN")
+    with pytest.raises(ConfigError, match=r"a head over latent KV \(MLA\) was not tried; .*: --speculative-algorithm"):
+        refusals.check(drafts, HybridConfig(segments="on"), find_model("kimi-linear-48b-a3b"))
 
 
 def test_latents_are_copied_only_where_that_is_right() -> None:
@@ -79,20 +97,18 @@ def test_a_pass_of_composed_prompts_sees_latents_absorbed(monkeypatch: pytest.Mo
 
 
 def test_a_composed_pass_leaves_a_graph_that_has_the_linear_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runner(inside: bool) -> SimpleNamespace:
+    def runner(inside: bool | None, head: bool = False) -> SimpleNamespace:
         backend = SimpleNamespace(supports_prefill_graph_extend=lambda: inside)
-        linear = SimpleNamespace(linear_attn_backend=backend)
-        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=linear))
+        attention = object() if inside is None else SimpleNamespace(linear_attn_backend=backend)
+        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=attention, is_draft_worker=head))
 
     assert hooks.outside_a_graph(True, runner(True), SimpleNamespace(forward_mode=None)) is None
     monkeypatch.setattr(forward, "running", lambda batch: batch)
     assert hooks.outside_a_graph(True, runner(True), object()) is False
     assert hooks.outside_a_graph(True, runner(False), object()) is None
     assert hooks.outside_a_graph(False, runner(True), object()) is None
-    assert (
-        hooks.outside_a_graph(True, SimpleNamespace(model_runner=SimpleNamespace(attn_backend=object())), object())
-        is None
-    )
+    assert hooks.outside_a_graph(True, runner(None), object()) is None
+    assert hooks.outside_a_graph(True, runner(None, head=True), object()) is False, "its graph has another backend"
 
 
 @pytest.mark.parametrize(("version", "flat", "whole"), [("0.5.21", True, False), ("0.5.23", True, True)])

@@ -65,22 +65,36 @@ def test_no_two_fields_share_a_byte(dense: bool, dtype: str) -> None:
 def test_tokens_of_a_block_have_slots_of_their_own() -> None:
     store = Store(shapes(), "float32", 200_000, CPU)
     first, last = store.block_tokens, 2 * store.block_tokens - 1
-    for number, view in enumerate([*store.keys, *store.values], 1):
+    for number, view in enumerate([*store.kv.keys, *store.kv.values], 1):
         view[first], view[last] = number, 10 + number
-    for number, view in enumerate([*store.keys, *store.values], 1):
+    for number, view in enumerate([*store.kv.keys, *store.kv.values], 1):
         assert (view[first] == number).all()
         assert (view[last] == 10 + number).all()
         assert not view[first - 1].any()
         assert not view[last + 1].any()
 
 
+def test_a_heads_kv_lies_behind_the_models() -> None:
+    alone = Store(shapes(), "float32", 200_000, CPU)
+    store = Store(replace(shapes(), head_layers=1), "float32", 200_000, CPU)
+    assert (len(store.kv.keys), len(store.head_kv.keys), len(alone.head_kv.keys)) == (2, 1, 0)
+    assert store.token_bytes == alone.token_bytes * 3 // 2
+    slot = store.block_tokens
+    planes = [*store.kv.keys, *store.kv.values, *store.head_kv.keys, *store.head_kv.values]
+    for number, view in enumerate(planes, 1):
+        view[slot] = number
+    for number, view in enumerate(planes, 1):
+        assert (view[slot] == number).all()
+        assert not view[slot + 1].any()
+
+
 def test_latents_are_kept_once() -> None:
     latent = replace(shapes(), kv_heads=1, value_size=0)
     store = Store(latent, "float32", 200_000, CPU)
-    assert (len(store.keys), store.values) == (2, [])
+    assert (len(store.kv.keys), store.kv.values) == (2, [])
     assert store.token_bytes == 2 * 16 * 2
-    store.keys[1][store.block_tokens] = 7
-    assert not store.keys[0].any()
+    store.kv.keys[1][store.block_tokens] = 7
+    assert not store.kv.keys[0].any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -118,9 +132,9 @@ def test_blocks_of_a_pool_have_memory_while_they_are_taken(dtype: str) -> None:
     for number, view in enumerate(of_transitions(store)):
         for each in rows.tolist():  # they overlap, so all at once is undefined
             view[each] = 50 + number
-    for number, view in enumerate([*store.keys, *store.values], 1):
+    for number, view in enumerate([*store.kv.keys, *store.kv.values], 1):
         view[slots] = torch.arange(len(slots), dtype=view.dtype)[:, None, None] + number
-    for number, view in enumerate([*store.keys, *store.values], 1):
+    for number, view in enumerate([*store.kv.keys, *store.kv.values], 1):
         assert (view[slots] == torch.arange(len(slots), dtype=view.dtype)[:, None, None] + number).all()
     for number, view in enumerate(fields(store)):
         assert (view[states] == number).all(), number

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sglang_hybrid.engine.cpu.attention import rows
 from sglang_hybrid.engine.segments.batch import Moves, PassBatch
-from sglang_hybrid.engine.segments.store import Store
+from sglang_hybrid.engine.segments.store import Planes
 
 _WIDEST = 256
 """Numbers of a head that `seam_attention` takes on a GPU; latents of published models have 576."""
 
 
 class AttentionPass:
-    """The attention layers of one batch.
+    """Attention layers of one batch: the model's, or those of its head, whose share of entries is `kept`.
 
     `stream_slots` are the slots of SGLang's own stream; `frequencies` what keys turn by per position, with whether
     their pairs are interleaved, None for a model that rotates none.
@@ -26,12 +26,12 @@ class AttentionPass:
     def __init__(
         self,
         batch: PassBatch,
-        store: Store,
+        kept: Planes,
         stream_slots: Tensor,
         table: Tensor,
         frequencies: tuple[Tensor, bool] | None,
     ) -> None:
-        self.batch, self.store = batch, store
+        self.batch, self._kept = batch, kept
         self._slots = stream_slots
         self._pages = table.flatten()[batch.attended.cells].long()
         self._own_slots = stream_slots[batch.take[batch.attended.tokens]].long()
@@ -42,7 +42,7 @@ class AttentionPass:
     def copy_early(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Copy what is there before the pass, for all layers at once."""
         if self.batch.early is not None:
-            self._move(self.batch.early, self.store.keys, self.store.values, keys, values)
+            self._move(self.batch.early, self._kept.keys, self._kept.values, keys, values)
 
     def run(self, layer: Any, number: int, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor]) -> Tensor:
         """Attention of one layer, the `number`-th, over own and cold tokens of the stream, in this order.
@@ -60,9 +60,9 @@ class AttentionPass:
             cold_q = q[making.tokens].reshape(-1, heads, layer.qk_head_dim)
             cold_k = k[making.tokens].reshape(-1, key_heads, layer.qk_head_dim).to(pool[0].dtype)
             cold_v = v[making.tokens].reshape(-1, key_heads, layer.v_head_dim).to(pool[1].dtype)
-            self.store.keys[number][making.slots] = cold_k[making.places]
-            if self.store.values:
-                self.store.values[number][making.slots] = cold_v[making.places]
+            self._kept.keys[number][making.slots] = cold_k[making.places]
+            if self._kept.values:
+                self._kept.values[number][making.slots] = cold_v[making.places]
             pages = torch.arange(len(cold_k), device=q.device)
             found = [
                 self._attend(
@@ -71,7 +71,7 @@ class AttentionPass:
                 )
             ]  # fmt: skip
         if self.batch.late is not None:
-            keys, values = (kept[number : number + 1] for kept in (self.store.keys, self.store.values))
+            keys, values = (each[number : number + 1] for each in (self._kept.keys, self._kept.values))
             self._move(self.batch.late, keys, values, pool[:1], pool[1:] if values else ())
         own_q = q[attended.tokens].reshape(-1, heads, layer.qk_head_dim).to(pool[0].dtype)
         own = self._attend(

@@ -19,6 +19,7 @@ from sglang_hybrid.engine.segments import forward, room, rope, schedule
 from sglang_hybrid.engine.segments.composer import Composer, Served
 from sglang_hybrid.engine.segments.settling import Settling
 from sglang_hybrid.engine.segments.store import Shapes, Store
+from sglang_hybrid.engine.speculation import drafts
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
 from sglang_hybrid.segment.leases import Leases
@@ -71,6 +72,7 @@ def build(
         key_size=keys.shape[2],
         value_size=0 if latent else values.shape[2],
         kv_dtype=keys.dtype,
+        head_layers=(drafts.kv_planes(args, spec) or 0) // 2,
     )
     elastic = memory if isinstance(memory, ElasticMemory) else None
     opened = None if elastic is None else partial(room.shared, elastic.arena, elastic.segment_limit(config))

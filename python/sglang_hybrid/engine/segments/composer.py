@@ -173,7 +173,7 @@ class Composer:
     def kv(self, pool: Any) -> tuple[list[Any], list[Any]]:
         """K and V of SGLang's `pool`, layer by layer; no V where it is a part of K."""
         pairs = [pool.get_kv_buffer(layer) for layer in self.served.attention_layers]
-        return [keys for keys, _ in pairs], [values for _, values in pairs if self.store.values]
+        return [keys for keys, _ in pairs], [values for _, values in pairs if self.store.kv.values]
 
     def clear(self) -> None:
         """The cache was emptied, which happens while nothing runs."""

@@ -2,7 +2,8 @@
 
 SGLang builds a ForwardBatch, plans its attention backends, and calls them layer by layer. The first is given the
 shorter stream; the others run as ever for plain requests, over a ForwardBatch of these alone, and by `attention` and
-`linear` for composed ones. Models, sampling and memory stay SGLang's. Not run on a GPU.
+`linear` for composed ones. A head that drafts runs over the same rows behind it (`heads`). Models, sampling and memory
+stay SGLang's. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sglang_hybrid.engine.segments.linear import LinearPass, Pools
 
 
 @dataclass(slots=True)
-class _Running:
+class Running:
     """The batch whose forward pass runs, or comes next; `plain` is the ForwardBatch of its plain requests, if any.
 
     `lengths` are those by which the pass knows the batch for its own: SGLang copies a ForwardBatch on the way.
@@ -40,21 +41,36 @@ class _Running:
     linear: LinearPass | None = None
     plain: Any = None
     backend: Any = None
+    embeds: Any = None
+    """Of a batch with images: the embeddings that the head's pass begins from."""
 
 
-_running: _Running | None = None
+_running: Running | None = None
 
 
-def running(forward_batch: Any) -> _Running | None:
+def running(forward_batch: Any) -> Running | None:
     """The composed batch that `forward_batch` is, None for another."""
     if _running is None or not forward_batch.forward_mode.is_extend_without_speculative():
         return None
     return _running if list(forward_batch.extend_seq_lens_cpu or ()) == _running.lengths else None
 
 
+def last(batch: Any) -> Running | None:
+    """The composed pass that ran last, if it was that of SGLang's `batch`: what a head drafts behind."""
+    return _running if _running is not None and _running.slots is batch.out_cache_loc else None
+
+
 def shorten(composer: Composer, original: Callable[..., Any], cls: Any, batch: Any, runner: Any, **kwargs: Any) -> Any:
     """ForwardBatch.init_new of a batch that may hold composed requests."""
     global _running
+    if runner.is_draft_worker:
+        now = last(batch)
+        if now is None or not batch.forward_mode.is_extend_without_speculative():
+            return original(cls, batch, runner, **kwargs)
+        following = torch.cat([now.batch.extra[1:], now.batch.extra[:1]])  # as SGLang has turned the ids of the batch
+        drafted = _short(now.batch, following, original, cls, batch, runner, kwargs)
+        drafted.mm_input_embeds = now.embeds
+        return drafted
     _running = None
     composed = composer.composed(batch) if batch.forward_mode.is_extend_without_speculative() else []
     if not composed:
@@ -63,10 +79,23 @@ def shorten(composer: Composer, original: Callable[..., Any], cls: Any, batch: A
     table = runner.req_to_token_pool.req_to_token
     window = composer.seams.window
     made = build(batch.prefix_lens, batch.extend_lens, composed, table.shape[1], window, device)
-    _running = _Running(composer, made, batch.out_cache_loc, made.lengths, runner)
+    _running = Running(composer, made, batch.out_cache_loc, made.lengths, runner)
+    return _short(made, made.extra, original, cls, batch, runner, kwargs)
+
+
+def _short(
+    made: PassBatch,
+    extra: Tensor,
+    original: Callable[..., Any],
+    cls: Any,
+    batch: Any,
+    runner: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """The ForwardBatch of the stream that `made` takes from that of `batch`, with the ids `extra` behind it."""
     short = copy.copy(batch)
-    short.input_ids = torch.cat([batch.input_ids, made.extra.to(batch.input_ids.dtype)])[made.take]
-    nowhere = batch.out_cache_loc.new_zeros(len(made.extra))  # SGLang's padding slot; what is run there is kept by us
+    short.input_ids = torch.cat([batch.input_ids, extra.to(batch.input_ids.dtype)])[made.take]
+    nowhere = batch.out_cache_loc.new_zeros(len(extra))  # SGLang's padding slot; what is run there is kept by us
     short.out_cache_loc = torch.cat([batch.out_cache_loc, nowhere])[made.take]
     short.extend_lens = made.lengths
     whole = zip(batch.prefix_lens, batch.extend_lens, made.lengths, strict=True)
@@ -90,12 +119,12 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
     batch, composer = now.batch, now.composer
     now.backend = backend
     if batch.plain_rows:
-        now.plain = _plain(forward_batch, batch, now.runner)
+        now.plain = plain(forward_batch, batch, now.runner)
         original(backend, now.plain)
     pool = backend.token_to_kv_pool
     keys, values = composer.kv(pool)
     now.attention = AttentionPass(
-        batch, composer.store, now.slots, backend.req_to_token_pool.req_to_token, composer.served.frequencies
+        batch, composer.store.kv, now.slots, backend.req_to_token_pool.req_to_token, composer.served.frequencies
     )
     now.attention.copy_early(keys, values)
     slots = None
@@ -107,25 +136,25 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
     return None
 
 
-def _plain(forward_batch: Any, batch: PassBatch, runner: Any) -> Any:
+def plain(forward_batch: Any, batch: PassBatch, runner: Any) -> Any:
     """`forward_batch` as if it had its plain requests only."""
     rows, tokens = torch.tensor(batch.plain_rows), batch.plain
     there = rows.to(forward_batch.seq_lens.device)
-    plain = copy.copy(forward_batch)
-    plain.batch_size = len(batch.plain_rows)
+    found = copy.copy(forward_batch)
+    found.batch_size = len(batch.plain_rows)
     for name in _BY_REQUEST:
         values = getattr(forward_batch, name, None)
         if isinstance(values, Tensor):
-            setattr(plain, name, values[rows if values.device.type == "cpu" else there])
+            setattr(found, name, values[rows if values.device.type == "cpu" else there])
         elif isinstance(values, list):
-            setattr(plain, name, [values[row] for row in batch.plain_rows])
+            setattr(found, name, [values[row] for row in batch.plain_rows])
     for name in ("input_ids", "positions", "out_cache_loc"):
-        setattr(plain, name, getattr(forward_batch, name)[tokens])
-    plain.extend_num_tokens = len(tokens)
-    plain.seq_lens_sum = int(plain.seq_lens_cpu.sum())
-    plain.extend_start_loc = torch.cumsum(plain.extend_seq_lens, 0, dtype=torch.int32) - plain.extend_seq_lens
-    compat.plan_locations(plain, runner)
-    return plain
+        setattr(found, name, getattr(forward_batch, name)[tokens])
+    found.extend_num_tokens = len(tokens)
+    found.seq_lens_sum = int(found.seq_lens_cpu.sum())
+    found.extend_start_loc = torch.cumsum(found.extend_seq_lens, 0, dtype=torch.int32) - found.extend_seq_lens
+    compat.plan_locations(found, runner)
+    return found
 
 
 _BY_REQUEST = (
@@ -158,22 +187,17 @@ def extend(
     batch, number = now.batch, layer.layer_id
     tokens = batch.linear.tokens
     if number in backend.full_attn_layers:
-        whole_q, whole_k = (_whole(x, kwargs.get(name)) for x, name in ((q, "q_rope"), (k, "k_rope")))
-        if save_kv_cache:
-            now.attention.keep(backend.token_to_kv_pool, layer, whole_k, v)
-        pool = backend.token_to_kv_pool.get_kv_buffer(number)
-        found = now.attention.run(layer, now.composer.served.attention_layers[number], whole_q, whole_k, v, pool)
-        out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
-        out[tokens] = found
-        if now.plain is not None:
-            some = batch.plain
-            kwargs |= {name: kwargs[name][some] for name in ("q_rope", "k_rope") if kwargs.get(name) is not None}
-            out[some] = original(backend, layer, now.plain, save_kv_cache, q[some], k[some], v[some], **kwargs)
-        return out
+
+        def run(*tensors: Any, **named: Any) -> Any:
+            return original(backend, layer, now.plain, save_kv_cache, *tensors, **named)
+
+        kv, order = backend.token_to_kv_pool, now.composer.served.attention_layers[number]
+        by_sglang = None if now.plain is None else run
+        return attended(now.attention, by_sglang, kv, layer, order, (q, k, v), save_kv_cache, kwargs)
     kept = now.composer.store.layers[now.composer.served.linear_layers[number]]
     by_channel = is_by_channel(backend.linear_attn_backend)
-    run = now.linear.kimi if by_channel else now.linear.delta
-    found = run(layer, kept, _pools(backend, number), mixed_qkv, a, b)
+    family = now.linear.kimi if by_channel else now.linear.delta
+    found = family(layer, kept, _pools(backend, number), mixed_qkv, a, b)
     out = mixed_qkv.new_zeros(1, mixed_qkv.shape[0], *found.shape[1:])
     out[0, tokens] = found
     if now.plain is not None:
@@ -182,6 +206,31 @@ def extend(
         gates = {name: x[:, some] if by_channel else x[some] for name, x in (("a", a), ("b", b))}
         parts = {"mixed_qkv": mixed_qkv[some], **gates}
         out[0, some] = original(backend, layer, now.plain, save_kv_cache, q, k, v, **parts, **kwargs)[0]
+    return out
+
+
+def attended(
+    composed: AttentionPass,
+    run_plain: Callable[..., Any] | None,
+    kv: Any,
+    layer: Any,
+    number: int,
+    qkv: tuple[Any, Any, Any],
+    save_kv_cache: bool,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Attention of `layer`, the `number`-th of `composed`, over SGLang's pool `kv`; `run_plain` runs plain requests."""
+    q, k, v = qkv
+    whole_q, whole_k = (_whole(x, kwargs.get(name)) for x, name in ((q, "q_rope"), (k, "k_rope")))
+    if save_kv_cache:
+        composed.keep(kv, layer, whole_k, v)
+    found = composed.run(layer, number, whole_q, whole_k, v, kv.get_kv_buffer(layer.layer_id))
+    out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
+    out[composed.batch.linear.tokens] = found
+    if run_plain is not None:
+        some = composed.batch.plain
+        kwargs |= {name: kwargs[name][some] for name in ("q_rope", "k_rope") if kwargs.get(name) is not None}
+        out[some] = run_plain(q[some], k[some], v[some], **kwargs)
     return out
 
 

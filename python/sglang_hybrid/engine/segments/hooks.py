@@ -9,7 +9,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.cache.prefill_states import is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import tracked
-from sglang_hybrid.engine.segments import forward, schedule
+from sglang_hybrid.engine.segments import forward, heads, schedule
 from sglang_hybrid.engine.segments.composer import Composer
 
 
@@ -64,9 +64,11 @@ def shorten(original: Callable[..., Any], cls: Any, batch: Any, *args: Any, **kw
 
 
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
-    """AFTER hook of the choice of a CUDA graph for a prefill: a composed pass runs its linear layers by ours."""
-    composed = can and is_in_graph(linear_backend(runner.model_runner)) and forward.running(batch) is not None
-    return False if composed else None
+    """AFTER hook of the choice of a CUDA graph for a prefill: a composed pass runs its linear layers by ours, and the
+    whole of a head, whose graph knows another backend."""
+    model = runner.model_runner
+    ours = model.is_draft_worker or is_in_graph(linear_backend(model))
+    return False if can and ours and forward.running(batch) is not None else None
 
 
 def absorbed(_: Any, attention: Any, forward_batch: Any) -> Any:
@@ -81,4 +83,4 @@ def absorbed(_: Any, attention: Any, forward_batch: Any) -> Any:
     return AttnForwardMethod.MLA
 
 
-plan, extend = forward.plan, forward.extend
+plan, extend, draft = forward.plan, forward.extend, heads.draft

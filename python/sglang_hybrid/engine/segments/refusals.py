@@ -42,9 +42,7 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
     for name, reason in _FLAGS.items():
         if getattr(namespace, name, None):
             raise _refusal(reason, spelled(name))
-    algorithm = namespace.speculative_algorithm
-    if algorithm is not None and algorithm.upper() != "NGRAM":
-        raise _refusal("layers that draft would need seams of their own", f"--speculative-algorithm {algorithm}")
+    _check_drafts(namespace, spec)
     for name in _AT_MOST_ONE:
         if (getattr(namespace, name, 1) or 1) > 1:
             raise _refusal(
@@ -70,6 +68,21 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
             "states of gated delta rules, Kimi delta attention and Mamba-2 are composed, not those of",
             ", ".join(sorted(other)),
         )
+
+
+def _check_drafts(namespace: Any, spec: ModelSpec | None) -> None:
+    """N-grams have no layers, and a model's own head has one more of the same attention; others are unknown here."""
+    algorithm, path = namespace.speculative_algorithm, namespace.speculative_draft_model_path
+    if algorithm is None or algorithm.upper() == "NGRAM":
+        return
+    if algorithm.upper() not in ("NEXTN", "EAGLE"):
+        raise _refusal("only n-grams and a model's own head have seams", f"--speculative-algorithm {algorithm}")
+    if path not in (None, namespace.model_path):
+        raise _refusal("only a model's own head has seams", f"--speculative-draft-model-path {path}")
+    if spec is not None and any(isinstance(layer, LatentAttention) for layer in (*spec.layers, *spec.head)):
+        raise _refusal("a head over latent KV (MLA) was not tried", f"--speculative-algorithm {algorithm}")
+    if getattr(namespace, "enable_multi_layer_eagle", False):
+        raise _refusal("heads of several steps were not tried", "--enable-multi-layer-eagle")
 
 
 _KINDS = {"gdn", "kda", "mamba2"}

@@ -1,7 +1,8 @@
 """The tensors of entries: every layer's share of a block or slot, as views of one range of bytes.
 
     block   [layer 0: rows | S_C | window] [layer 1: ...] ...  the states of one entry
-    block   [token: K, V of layer 3; K, V of layer 7; ...] ... KV of some entries' interiors, a token after the other
+    block   [token: K, V of layer 3; K, V of layer 7; ...] ... KV of some entries' interiors, a token after the other,
+                                                               that of a head that drafts behind the model's
     block   [T of a head] [T of a head] ...                    transitions of some entries, of any layer and head
 
 T is the transition over the interior, S_C its state from a zero start, window the last inputs of its convolution. Each
@@ -35,7 +36,8 @@ class Shapes:
     """What a rank keeps of each layer. `temporal`: [heads, V, K] of a recurrent state; `window`: [channels, tokens].
 
     `dense`: the transition is a matrix [K, K] per head (delta rule), otherwise a number (Mamba-2). `value_size` is 0
-    where the values are a part of the keys (latent attention).
+    where the values are a part of the keys (latent attention). `head_layers` are the attention layers of the model's
+    own head, where it drafts.
     """
 
     linear_layers: int
@@ -48,6 +50,15 @@ class Shapes:
     key_size: int
     value_size: int
     kv_dtype: torch.dtype
+    head_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """KV of attention layers: of each its `keys` [slots, heads, size], and `values` unless they are a part of them."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,8 @@ class Store:
         layer_bytes = sum(_padded(size, kind) for _, size, kind in fields)
         self.state_bytes = shapes.linear_layers * layer_bytes
         itemsize = shapes.kv_dtype.itemsize
-        kv_bytes = shapes.attention_layers * shapes.kv_heads * (shapes.key_size + shapes.value_size) * itemsize
+        row_bytes = shapes.kv_heads * (shapes.key_size + shapes.value_size) * itemsize
+        kv_bytes = (shapes.attention_layers + shapes.head_layers) * row_bytes
         self.token_bytes = _up(max(kv_bytes, 1))
         of_transition = _transition(shapes, stored)
         self.transition_bytes = sum(_padded(size, kind) for _, size, kind in of_transition)
@@ -100,11 +112,8 @@ class Store:
             shared[name] = self._slots(numbering, self.transition_bytes, start, size, kind)
             start += _padded(size, kind)
         self.layers = [Layer(**shared, **self._layer(fields, n * layer_bytes)) for n in range(shapes.linear_layers)]
-        row = shapes.kv_heads * itemsize
-        starts = [n * row * (shapes.key_size + shapes.value_size) for n in range(shapes.attention_layers)]
-        self.keys = [self._tokens(start, shapes.key_size) for start in starts]
-        behind = [start + row * shapes.key_size for start in starts if shapes.value_size]
-        self.values = [self._tokens(start, shapes.value_size) for start in behind]
+        self.kv = self._planes(range(shapes.attention_layers))
+        self.head_kv = self._planes(range(shapes.attention_layers, shapes.attention_layers + shapes.head_layers))
 
     @property
     def total_bytes(self) -> int:
@@ -119,6 +128,15 @@ class Store:
             views[name] = self.buffer.view(kind).as_strided(shape, strides, start // kind.itemsize)
             start += _padded(size, kind)
         return views
+
+    def _planes(self, layers: range) -> Planes:
+        shapes, row = self.shapes, self.shapes.kv_heads * self.shapes.kv_dtype.itemsize
+        starts = [n * row * (shapes.key_size + shapes.value_size) for n in layers]
+        behind = [start + row * shapes.key_size for start in starts if shapes.value_size]
+        return Planes(
+            [self._tokens(start, shapes.key_size) for start in starts],
+            [self._tokens(start, shapes.value_size) for start in behind],
+        )
 
     def _tokens(self, start: int, size: int) -> Tensor:
         heads, kind = self.shapes.kv_heads, self.shapes.kv_dtype

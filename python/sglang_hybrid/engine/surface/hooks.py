@@ -292,13 +292,14 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_MAMBA + "HybridLinearAttnBackend.forward_extend", "AROUND", "segments.hooks:extend", SCHEDULER, "segments"),
     Hook(
-        _PREFILL_GRAPH,
-        "AFTER",
-        "segments.hooks:outside_a_graph",
+        "srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill",
+        "AROUND",
+        "segments.hooks:draft",
         SCHEDULER,
         "segments",
-        since="0.5.23",
+        since="0.5.21",
     ),
+    Hook(_PREFILL_GRAPH, "AFTER", "segments.hooks:outside_a_graph", SCHEDULER, "segments", since="0.5.21"),
     Hook(
         _LATENT_METHOD,
         "AFTER",
