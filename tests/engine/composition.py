@@ -83,11 +83,21 @@ class Composition:
         layers = self.network.model.layers
         self._layers: list[Any] = [_Batched(layer) for layer in layers] if isinstance(model, Path) else list(layers)
 
-    def logprobs(self, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Range]) -> Tensor:
-        """Log-probabilities of each token of `output`, greedy or not, behind `prompt` with these segments reused."""
-        return self.distributions(prompt, output, segments).gather(1, torch.tensor(list(output))[:, None])[:, 0]
+    def logprobs(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        segments: Sequence[Range],
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """Log-probabilities of each token of `output`, greedy or not, behind `prompt` with these segments reused.
 
-    @torch.no_grad()
+        `states`: what `states` gives for both, if it is known.
+        """
+        if states is None:
+            states = self.states([*prompt, *output], segments)
+        return self._chances(states, len(prompt)).gather(1, torch.tensor(list(output))[:, None])[:, 0]
+
     def distributions(
         self,
         prompt: Sequence[int],
@@ -99,8 +109,11 @@ class Composition:
 
         `taken`: what `isolated` gave for these tokens, if it is known.
         """
-        x = self.states([*prompt, *output], segments, taken)
-        return torch.nn.functional.linear(x[len(prompt) - 1 : -1], self.head).log_softmax(-1)
+        return self._chances(self.states([*prompt, *output], segments, taken), len(prompt))
+
+    @torch.no_grad()
+    def _chances(self, states: Tensor, prompt: int) -> Tensor:
+        return torch.nn.functional.linear(states[prompt - 1 : -1], self.head).log_softmax(-1)
 
     @torch.no_grad()
     def states(self, tokens: Sequence[int], segments: Sequence[Range], taken: list[Isolated] | None = None) -> Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sglang_hybrid.demo.reader import drafting, weights
-from sglang_hybrid.segment.geometry import Range
 from tests.engine.composition import Composition
 
 STEPS = 3
@@ -18,21 +18,18 @@ TIE = 2e-4
 
 
 @torch.no_grad()
-def verifications(
-    judge: Composition, prompt: Sequence[int], output: Sequence[int], segments: Sequence[Range]
-) -> set[int]:
-    """Verifications in which `output` is said behind `prompt`, whose `segments` are reused; several numbers for ties.
+def verifications(judge: Composition, prompt: Sequence[int], output: Sequence[int], states: Tensor) -> set[int]:
+    """Verifications in which `output` is said behind `prompt`; several numbers for ties.
 
-    The head reads the reader's states, of interiors those of their isolated runs, each with the token behind it.
+    The head reads the `states` of both (`Composition.states`), each with the token behind it.
     """
     file = weights.head("reader-gdn")
     assert file is not None
     tokens = [*prompt, *output, *[0] * STEPS]
     embedded = F.embedding(torch.tensor([tokens]), judge.network.model.embed_tokens.weight)
-    states = judge.states([*prompt, *output], segments)[None]
-    rows, end = states.shape[1], len(prompt) + len(output)
+    rows = end = len(prompt) + len(output)
     read = [embedded[:, 1 + step : 1 + step + rows] for step in range(STEPS)]
-    logits = [F.linear(each[0], judge.head) for each in drafting.load(file)(states, read)]
+    logits = [F.linear(each[0], judge.head) for each in drafting.load(file)(states[None], read)]
     counts: dict[int, set[int]] = {said: {0} for said in range(end, end + STEPS + 1)}
     for said in range(end - 1, len(prompt), -1):  # tokens that are known, the last of them not yet read
         counts[said] = set()

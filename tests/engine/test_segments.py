@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from sglang_hybrid.core.segments import segment_costs
 from sglang_hybrid.core.spec import from_config
@@ -75,9 +76,14 @@ class Asker:
         found: dict[str, Any] = self.client.post("/generate", body | ({"extra_key": salt} if salt else {}))
         return found
 
-    def check(self, prompt: Prompt, answer: dict[str, Any], composed: Sequence[Range]) -> None:
-        """`answer` is what the prompt gives if `composed` are reused, and everything else is run."""
-        wanted = self.judge.logprobs(prompt, answer["output_ids"], composed)
+    def check(
+        self, prompt: Prompt, answer: dict[str, Any], composed: Sequence[Range], states: Tensor | None = None
+    ) -> None:
+        """`answer` is what the prompt gives if `composed` are reused, and everything else is run.
+
+        `states`: those of the judge, if they are known.
+        """
+        wanted = self.judge.logprobs(prompt, answer["output_ids"], composed, states)
         given = [each[0] for each in answer["meta_info"]["output_token_logprobs"]]
         worst = max(abs(a - b) for a, b in zip(given, wanted.tolist(), strict=True))
         assert worst < LOGPROB_ERROR, (len(prompt), composed, worst, list(said(answer).items()))
