@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.sim.live import simulate
 from tests.engine.prompts import words
 from tests.engine.support import Client, Prompt
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 CHUNKS = ("--chunked-prefill-size", "256")
 STATIC = (*CHUNKS, "--max-mamba-cache-size", "24", "--max-total-tokens", "3072")
@@ -56,7 +57,9 @@ def asked(client: Client, prompt: Prompt, tokens: int, boundaries: list[int]) ->
     return answer
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(
+    "server", [pytest.param(name, marks=[] if name == "extra_buffer" else pytest.mark.slow) for name in SERVERS]
+)
 def test_every_hit_is_the_same(
     server: str, serve: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -69,7 +72,9 @@ def test_every_hit_is_the_same(
     assert again.differences == []
     assert (again.evictions > 50) is (policy != "lru"), "SGLang asks nobody whom to evict by its own order"
     assert sum(live.served) > 5000
-    if "elastic" in server:  # a bound, for no log says when a pass saved what it did, and ages decide who leaves
+    # A bound with elastic memory, where no log says when a pass saved what it did, and ages decide who leaves; and for
+    # Marconi's policy with other versions of SGLang, whose scheduler is not the one that is simulated.
+    if "elastic" in server or (server == "marconi" and compat.engine_version() != compat.PRIMARY):
         assert live.different <= len(live.served) // 30
     else:
         assert live.simulated == live.served

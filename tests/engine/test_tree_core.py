@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import components
-from sglang_hybrid.engine.cache.components import AHEAD
+from sglang_hybrid.prefix.decisions import AHEAD
 from tests.engine.tree import Tree
 
 pytestmark = [
@@ -24,6 +23,8 @@ pytestmark = [
 
 def pair(policy: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> list[Tree]:
     """A tree with our core and one with SGLang's, which does not evict ahead."""
+    from sglang_hybrid.engine.cache import components
+
     monkeypatch.setattr(components, "AHEAD", 1 << 30)
     trees = [Tree(policy, **sizes), Tree(policy, core="python", **sizes)]
     assert [type(tree.core).__name__ for tree in trees] == ["BatchEviction", "UnifiedTreeCore"]
@@ -200,6 +201,24 @@ def test_an_eviction_frees_a_little_ahead(policy: str, spare: int) -> None:
     free = tree.slots.available_size()
     tree.evict(8, 0)
     assert tree.slots.available_size() == free + (8 if not spare else 16)
+    tree.check()
+
+
+@pytest.mark.parametrize(("policy", "left"), [("forecast", 10), ("lru", 2)])
+def test_an_allocation_evicts_what_it_is_short_of(policy: str, left: int) -> None:
+    """0.5.23 asks for all leaves then, of eight tokens here, and looks after every step whether enough has left."""
+    from sglang.srt.mem_cache.allocation import alloc_token_slots
+
+    tree = Tree(policy, tokens=1024, states=200)
+    number = 0
+    while tree.slots.available_size() >= 8:
+        tree.clock.advance(1.0)
+        number += 1
+        assert tree.insert([1000 + number] * 8)
+    free = tree.slots.available_size()
+    taken = alloc_token_slots(tree.cache, free + 22)  # three leaves, and a fourth ahead
+    assert tree.slots.available_size() == left
+    tree.slots.free(taken)
     tree.check()
 
 

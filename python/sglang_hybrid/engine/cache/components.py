@@ -36,15 +36,17 @@ class _Ordered:
     def _begin(self, core: Any, request_cnt: int) -> bool:
         """A walk of SGLang begins; whether it follows our order."""
         self._ours = self._scored(core)
-        self._asked = self._wanted = request_cnt
+        self._asked = self._wanted = self._enough = request_cnt
         if self._ours:
-            self._now = self.coordinator.now()
+            self._now, kv = self.coordinator.now(), self._pool is PoolKind.KV
+            if kv and self.coordinator.short_tokens:  # the walk may go on to the last leaf, but is not meant to
+                self._enough = min(request_cnt, self.coordinator.short_tokens)
             if self.batches:
-                kv = self._pool is PoolKind.KV
                 pool = self.cache.token_to_kv_pool_allocator if kv else self.coordinator.memory.states
                 self._wanted += pool.size // AHEAD
+                self._enough += pool.size // AHEAD
             if request_cnt > 0:
-                self.coordinator.memory.leaving(self._pool, self._wanted)
+                self.coordinator.memory.leaving(self._pool, self._enough)
         self._tried: set[int] = set()
         return self._ours
 
@@ -66,8 +68,9 @@ class _Ordered:
         return donor is None or donor() is None
 
     def satisfied(self, done: dict[Any, int]) -> bool:
-        """Whether a walk in our order needs no further victim; `done` counts what was evicted by component."""
-        return self._ours and done.get(self.component_type, 0) >= self._wanted
+        """Whether a walk in our order has ended a shortage, by what `done` counts as evicted; SGLang asks for further
+        victims, one at a time, if it has not."""
+        return self._ours and done.get(self.component_type, 0) >= self._enough
 
     def _victim(self, core: Any) -> Any | None:
         return self.coordinator.victims.next(core, self._pool, self._now, self._tried)

@@ -66,6 +66,8 @@ class CacheCoordinator:
         self.scores = rules.scores
         self._message_ends = sorted(rules.message_end_ids)
         self._root: Any = None
+        self.short_tokens = 0
+        """Of KV, that an allocation is short of; 0 where SGLang says so itself."""
 
     def plan(self, batch: Any) -> None:
         """A prefill batch is about to run: decide what each of its requests checkpoints, and find the slots."""

@@ -47,6 +47,15 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             composer.rekey(plan.record, params)
         return super().insert(params)
 
+    def evict_for_alloc(self, params: Any, **kwargs: Any) -> Any:
+        """Evict what an allocation is short of. 0.5.23 asks KV for every leaf then, and stops when enough has left."""
+        quotas = kwargs.get("allocation_reclaim_satisfied") is not None
+        self.coordinator.short_tokens = 0 if quotas else int(params.num_tokens)
+        try:
+            return super().evict_for_alloc(params, **kwargs)
+        finally:
+            self.coordinator.short_tokens = 0
+
     def reset(self) -> None:
         """Empty the cache, and forget segments with it: the weights they were computed with may have changed."""
         super().reset()
