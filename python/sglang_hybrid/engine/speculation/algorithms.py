@@ -40,7 +40,7 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         raise ConfigError(f"SGLang ends on this name; drop the flag: --speculative-algorithm {algorithm}")
     if on_cpu and algorithm in _ON_GPU:
         raise ConfigError(
-            "SGLang serves this algorithm on a GPU only; use NEXTN, EAGLE3, STANDALONE or NGRAM: "
+            "SGLang serves this algorithm on a GPU only; use NEXTN, STANDALONE or NGRAM: "
             f"--speculative-algorithm {namespace.speculative_algorithm}"
         )
     if not model.is_recurrent:
@@ -92,8 +92,8 @@ def _check_target(namespace: Any, model: Model) -> None:
         )
     if not compat.at_least(since):
         raise ConfigError(
-            f"SGLang hands hidden states of {model.architecture} to a draft from {since}; install it or {instead}: "
-            f"{compat.engine_version()}"
+            f"SGLang hands hidden states of {model.architecture} to a draft from {since} on; upgrade it, or "
+            f"{instead}: {compat.engine_version()}"
         )
 
 
