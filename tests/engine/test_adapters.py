@@ -12,21 +12,29 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.prompts import words
+from tests.engine.prompts import OVERLAP, words
 from tests.engine.support import Client, Reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PRESET, RANK, ALPHA = "reader-gdn", 8, 16
 TARGETS = ("o_proj", "gate_proj", "up_proj", "down_proj")
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
+DRAFTS: dict[str, tuple[str, ...]] = {
+    "nothing drafts": (),
+    "the head drafts": ("--speculative-algorithm", "NEXTN", *TREE, *OVERLAP),
+    "n-grams draft": ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
+}
 
 
-def adapter(folder: Path, model: Path, seed: int) -> dict[str, Any]:
+def adapter(folder: Path, model: Path, seed: int, targets: tuple[str, ...] = TARGETS) -> dict[str, Any]:
     """Write an adapter with random weights that change what is said, in the format of PEFT; returns its tensors."""
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, weight in load_file(next(model.glob("*.safetensors"))).items():
         module = name.removesuffix(".weight")
-        if module.endswith(TARGETS) and ("self_attn" in name or "mlp" in name):
+        if module.endswith(targets) and ("self_attn" in name or "mlp" in name or module == "lm_head"):
+            if module.startswith("mtp."):
+                continue  # what drafts has no adapters
             outputs, inputs = weight.shape
             size = weight.float().std().item() * 1.5 * (inputs / RANK) ** 0.5 * RANK / ALPHA
             key = f"base_model.model.{module}"
@@ -34,7 +42,7 @@ def adapter(folder: Path, model: Path, seed: int) -> dict[str, Any]:
             tensors[f"{key}.lora_B.weight"] = torch.randn(outputs, RANK, generator=generator) * size
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS), "bias": "none"}
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets), "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
     return tensors
 
@@ -78,3 +86,37 @@ def test_adapters_share_nothing(
     output, cached = client.generate(prompt, lora_path="A")
     judges["B"].assert_greedy(prompt, output)
     assert cached == 0, "what was computed under the name before is another adapter's"
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_one_pass_for_several_adapters(
+    drafts: str,
+    serve: Callable[..., Client],
+    models: Callable[[str], Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    """Prompts of all adapters come in one request, so a prefill has several; their output heads differ, too."""
+    judges, paths = {None: references("mtp")}, []
+    for seed, name in enumerate("AB"):
+        tensors = adapter(tmp_path / name, models("mtp"), seed, (*TARGETS, "lm_head"))
+        judges[name] = Adapted(models("mtp"), tensors)
+        paths.append(f"{name}={tmp_path / name}")
+    client = serve("mtp", "--enable-lora", "--lora-paths", *paths, "--mamba-track-interval", "64", *DRAFTS[drafts])
+    rng = random.Random(3)
+    names = ["A", None, "B", "B", "A", None]
+    told = words(rng, 20)
+    histories = [told + words(rng, rng.choice([0, 5, 40])) for _ in names]
+    verified = said = 0
+    sampling = {"temperature": 0, "max_new_tokens": 50, "ignore_eos": True}
+    for turn in range(3):
+        body = {"input_ids": histories, "lora_path": names, "sampling_params": sampling}
+        for i, answer in enumerate(client.post("/generate", body)):
+            output, known = answer["output_ids"], answer["meta_info"]
+            judges[names[i]].assert_greedy(histories[i], output, f"turn {turn}, adapter {names[i]},")
+            assert known["cached_tokens"] <= (len(histories[i]) if turn else 0)
+            assert turn < 2 or known["cached_tokens"] >= 64, "the answer before was cached under its adapter"
+            said, verified = said + len(output), verified + known.get("spec_verify_ct", 0)
+            histories[i] = histories[i] + output + words(rng, 7)
+    assert bool(verified) == bool(DRAFTS[drafts])
+    assert not verified or said / verified > 1.1

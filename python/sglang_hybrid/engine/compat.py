@@ -9,6 +9,7 @@ from typing import Any
 from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine.surface import check
 from sglang_hybrid.engine.surface.hooks import HOOKS, HOST_POOLS, REPLACED
+from sglang_hybrid.engine.surface.rows import number
 
 OLDEST, NEWEST_EXCLUSIVE = (0, 5, 17), (0, 5, 24)
 PRIMARY = "0.5.21"
@@ -50,6 +51,11 @@ def check_engine() -> str:
 def complete() -> bool:
     """Whether everything was run with the installed version."""
     return engine_version() in COMPLETE
+
+
+def at_least(version: str) -> bool:
+    """Whether the installed version of SGLang is `version` or newer."""
+    return number(engine_version()) >= number(version)
 
 
 def has_host_pools() -> bool:

@@ -16,7 +16,8 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import arguments, early, flags, preflight, refusals
+from sglang_hybrid.core.spec import from_config
+from sglang_hybrid.engine.launch import adapters, arguments, early, flags, preflight, refusals
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -121,6 +122,34 @@ def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: st
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         raise error  # "line"
     assert launch_server._said(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "refused"),
+    [
+        ("--lora-paths {folder}/A", [["o_proj", "lm_head"]], False),
+        ("--lora-paths {folder}/A", [["o_proj", "down_proj"]], False),
+        ("--lora-paths {folder}/A", [["mlp.gate_proj", "down_proj"]], True),
+        ("--lora-paths {folder}/A", ["all-linear"], True),
+        ("--lora-paths {folder}/A B={folder}/B", [["o_proj"], ["down_proj"]], False),
+        ("--lora-paths {folder}/A B={folder}/B", [["up_proj"], ["down_proj"]], True),
+        ("--lora-paths {folder}/none somebody/adapter", [], False),
+        ("--lora-target-modules o_proj --lora-paths {folder}/A", [["up_proj", "down_proj"]], False),
+        ("--lora-target-modules down_proj gate_up_proj --max-lora-rank 8", [], True),
+    ],
+)
+def test_adapters_of_experts_on_a_cpu(tmp_path: Path, given: str, targets: list[Any], refused: bool) -> None:
+    for name, modules in zip("AB", targets, strict=False):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"target_modules": modules}))
+    namespace = flags.parse_engine(["--model-path", "m", "--enable-lora", *given.format(folder=tmp_path).split()])
+    experts = Model("m", QWEN3_NEXT, from_config(QWEN3_NEXT))
+    if refused:
+        with pytest.raises(ConfigError, match=r"on a GPU only; .*: --lora-(paths|target-modules) "):
+            adapters.check(namespace, experts)
+    else:
+        adapters.check(namespace, experts)
+    adapters.check(namespace, Model("m", LLAMA, from_config(LLAMA)))
 
 
 def test_experts_and_segments(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import adapters
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
@@ -48,6 +49,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_tracing(namespace)
     if on_cpu:
         _check_cpu(namespace)
+        adapters.check(namespace, model)
 
 
 def _check_lazy(namespace: Any) -> None:

@@ -9,5 +9,6 @@
 | lets requests that ended write to slots the cache may own  | they have none (0.5.23 does, too)          | guards.py |
 | ends an answer at any of several ends in a run             | it ends at the first                       | stops.py  |
 
-`drafts.py` looks at what drafts: flags, files, and whether a CPU can run it.
+`algorithms.py` refuses what SGLang has no code for here, `drafts.py` looks at what drafts: flags, files, and whether a
+CPU can run it.
 """

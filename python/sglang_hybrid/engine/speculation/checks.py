@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.launch.preflight import read_config
 
-_DRAFT_TOKENS = {"NGRAM": 12, "DFLASH": 16}
+_BLOCKS = {"DFLASH": 0, "DSPARK": 1}
+"""Algorithms that draft a block at once, and how many tokens more than it a verification has."""
+
+_DRAFT_TOKENS = {"NGRAM": 12, "DFLASH": 16, "DSPARK": 8}
 """What SGLang takes where nothing is said: a verification has this many tokens at most (0.5.17 to 0.5.23)."""
+
+_ADAPTIVE_DRAFT_TOKENS = 8
+"""The most of SGLang's own table of `--speculative-adaptive`: seven steps and the last token (0.5.17 to 0.5.23)."""
 
 _OTHER_DRAFT_TOKENS = 4
 """Three steps in a chain and the last token, for the draft models of every hybrid architecture."""
@@ -23,7 +32,7 @@ def check(namespace: Any, spec: ModelSpec | None) -> None:
         return
     algorithm = namespace.speculative_algorithm.upper()
     _check_breadth(namespace, algorithm)
-    _check_replay(namespace, algorithm)
+    _check_replay(namespace, algorithm, spec)
     _check_sessions(namespace)
     _check_interval(namespace)
 
@@ -37,13 +46,19 @@ def _check_breadth(namespace: Any, algorithm: str) -> None:
         )
 
 
-def _check_replay(namespace: Any, algorithm: str) -> None:
+def _check_replay(namespace: Any, algorithm: str, spec: ModelSpec) -> None:
     """A replayed verification knows chains only, and keeps the live state behind its length."""
     if not getattr(namespace, "enable_linear_replayssm_spec", False):
         return
     if algorithm == "NGRAM":
         raise ConfigError(
             "drafts of n-grams are trees, and SGLang replays chains only; drop --enable-linear-replayssm-spec: "
+            f"--speculative-algorithm {namespace.speculative_algorithm}"
+        )
+    if algorithm in _BLOCKS and "kda" not in spec.layer_counts:
+        raise ConfigError(
+            f"{algorithm} commits the replayed states of Kimi delta attention only, and SGLang ends at the first "
+            "verification of this model; drop --enable-linear-replayssm-spec: "
             f"--speculative-algorithm {namespace.speculative_algorithm}"
         )
     strategy = _strategy(namespace)
@@ -95,9 +110,41 @@ def draft_tokens(namespace: Any) -> int:
         return 0
     algorithm = namespace.speculative_algorithm.upper()
     given = namespace.speculative_num_draft_tokens
-    if algorithm == "DFLASH":
-        given = given or getattr(namespace, "speculative_dflash_block_size", None)
+    if algorithm in _BLOCKS:
+        block = _block(namespace, algorithm)
+        given = given or (block and block + _BLOCKS[algorithm])
     steps = namespace.speculative_num_steps
-    if algorithm not in _DRAFT_TOKENS and steps is not None and namespace.speculative_eagle_topk in (None, 1):
+    chain = namespace.speculative_eagle_topk in (None, 1)
+    if algorithm not in _DRAFT_TOKENS and steps is not None and chain:
         given = max(given or 0, steps + 1)  # of a chain, whatever was asked for
+    if algorithm in ("EAGLE", "EAGLE3", "NEXTN") and namespace.speculative_adaptive and chain:
+        given = _adaptive(namespace)
     return int(given or _DRAFT_TOKENS.get(algorithm, _OTHER_DRAFT_TOKENS))
+
+
+def _block(namespace: Any, algorithm: str) -> int | None:
+    """The block of a draft by its flag, else by its configuration; None where neither says it."""
+    given = getattr(namespace, f"speculative_{algorithm.lower()}_block_size", None)
+    folder = Path(namespace.speculative_draft_model_path or namespace.model_path).expanduser()
+    if given is None and folder.is_dir():
+        config = read_config(folder)
+        nested = config.get("dflash_config") or {}
+        given = nested.get("block_size", config.get("block_size"))
+        if algorithm == "DSPARK":
+            given = config.get("dspark_block_size", given)
+    return None if given is None else int(given)
+
+
+def _adaptive(namespace: Any) -> int:
+    """The most tokens of all steps that an adaptive server changes between."""
+    path = namespace.speculative_adaptive_config
+    if path is None:
+        return _ADAPTIVE_DRAFT_TOKENS
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        return 1 + max(step for key, row in table.items() if key.isdigit() for step in row["candidate_steps"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"the table of steps is not readable JSON with candidate_steps per batch size ({error}): "
+            f"--speculative-adaptive-config {path}"
+        ) from error

@@ -10,6 +10,7 @@ from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.engine.launch.preflight import Model, read_config
+from sglang_hybrid.engine.speculation import algorithms
 
 _HEADS = ("Qwen3Next", "Qwen3_5", "NemotronH")
 """Architectures whose published weights may hold a head that predicts several tokens, in tensors `mtp.*`."""
@@ -34,6 +35,7 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
             f"on a CPU speculation was run with SGLang {' and '.join(compat.COMPLETE)} only; install one of them or "
             f"drop --speculative-algorithm: {compat.engine_version()}"
         )
+    algorithms.check(namespace, model, on_cpu)
     if not _has_drafts(namespace):
         return
     given = {

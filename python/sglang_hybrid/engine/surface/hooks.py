@@ -16,6 +16,7 @@ _KDA = _LINEAR + "kda_backend:"
 _PREFILL_GRAPH = "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph"
 _LATENT_METHOD = "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
+_ADAPTERS = "srt.lora.backend.torch_backend:TorchNativeLoRABackend."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
@@ -116,6 +117,11 @@ HOOKS: tuple[Hook, ...] = (
     *(
         Hook(f"srt.lora.lora_manager:LoRAManager.{name}", "AROUND", "cpu.pinning:without_pinning", SCHEDULER, "cpu")
         for name in ("__init__", "load_lora_adapter", "fetch_new_loras", "prepare_lora_batch")
+    ),
+    Hook(_ADAPTERS + "prepare_lora_batch", "AFTER", "cpu.adapters:note_head_rows", SCHEDULER, "cpu"),
+    *(
+        Hook(_ADAPTERS + name, "AROUND", "cpu.adapters:by_head_rows", SCHEDULER, "cpu")
+        for name in ("run_lora_a_sgemm", "run_lora_b_sgemm")
     ),
     Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
     Hook(

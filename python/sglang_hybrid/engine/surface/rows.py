@@ -23,10 +23,11 @@ class _Versions:
 
     def holds(self, version: str) -> bool:
         """Whether it is used with this version of SGLang."""
-        return _number(self.since) <= _number(version) < _number(self.before)
+        return number(self.since) <= number(version) < number(self.before)
 
 
-def _number(version: str) -> tuple[int, ...]:
+def number(version: str) -> tuple[int, ...]:
+    """A version in an order: 0.5.9 is older than 0.5.17."""
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
 
 

@@ -64,6 +64,14 @@ USES: tuple[Use, ...] = (
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.linear:kda_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),
     Use("srt.layers.attention.mamba:mamba", IMPORT, "segments.linear", SCHEDULER, when="segments"),
+    Use(
+        "srt.lora.backend.lmhead_mixing:LoRABackendLmHeadMixing._get_lm_head_pass_segments",
+        PRIVATE,
+        "cpu.adapters",
+        SCHEDULER,
+        when="cpu",
+    ),
+    Use("srt.lora.utils:get_lm_head_pruned_lens", IMPORT, "cpu.adapters", SCHEDULER, when="cpu"),
     Use("srt.layers.rotary_embedding:RotaryEmbedding", IMPORT, "segments.rope", SCHEDULER, when="segments"),
     Use(
         "srt.layers.rotary_embedding:RotaryEmbedding._compute_inv_freq",
