@@ -42,11 +42,8 @@ def draft(folder: Path, target: Path, vocabulary: int = 0) -> Path:
     model = Reference(target).model
     tokens, hidden, states = _text(model)
     size, embedding = model.config.hidden_size, model.model.embed_tokens.weight.detach()
-    following = embedding[tokens[:, 1:]]
-    following = following * torch.rsqrt(following.pow(2).mean(-1, keepdim=True) + 1e-6)
-    read = torch.cat([hidden[:, :-1], following], -1).flatten(0, 1)
-    square = read.T @ read + 0.01 * len(read) * torch.eye(read.shape[1])
-    learned = torch.linalg.solve(square, read.T @ states[:, 1:].flatten(0, 1)).T
+    following = speculation.unit(embedding[tokens[:, 1:]])
+    learned = speculation.fitted(torch.cat([hidden[:, :-1], following], -1), states[:, 1:])
     first = torch.cat([torch.eye(size), torch.zeros(size, size)], -1)  # the half that is the embedding
     ones, layer = torch.ones(size), "model.layers.0."
     weights = {

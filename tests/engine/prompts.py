@@ -17,6 +17,10 @@ STRATEGIES = {
 OVERLAP = ("--chunked-prefill-size", str(CHUNK), "--hybrid-cpu-event-loop", "overlap")
 """The event loop that GPUs run by default: a pass is scheduled before the answers of the one before are known."""
 
+HEAD = ("--speculative-algorithm", "NEXTN")
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
+"""The model's own head drafts: by itself chains of three, or trees."""
+
 
 def words(rng: random.Random, count: int) -> Prompt:
     return [rng.randint(FIRST, LAST) for _ in range(count)]

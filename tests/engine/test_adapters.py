@@ -12,17 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.prompts import OVERLAP, words
+from tests.engine.prompts import HEAD, OVERLAP, TREE, words
 from tests.engine.support import Client, Reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PRESET, RANK, ALPHA = "reader-gdn", 8, 16
 TARGETS = ("o_proj", "gate_proj", "up_proj", "down_proj")
-TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
 DRAFTS: dict[str, tuple[str, ...]] = {
     "nothing drafts": (),
-    "the head drafts": ("--speculative-algorithm", "NEXTN", *TREE, *OVERLAP),
+    "the head drafts": (*HEAD, *TREE, *OVERLAP),
     "n-grams draft": ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
 }
 

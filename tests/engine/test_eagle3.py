@@ -10,9 +10,9 @@ import pytest
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 from tests.engine import eagle3
-from tests.engine.prompts import OVERLAP, prompts
+from tests.engine.prompts import OVERLAP, TREE, prompts
 from tests.engine.support import PATIENCE_S, Client, Reference
-from tests.engine.test_speculation import CHUNKS, TRACK, TREE, converse
+from tests.engine.test_speculation import CHUNKS, TRACK, converse
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

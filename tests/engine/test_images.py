@@ -17,13 +17,12 @@ import pytest
 
 from sglang_hybrid.core.process import free_port
 from tests.engine.pictures import Viewer, blocks, chat, image, plain, png, said, text, url
+from tests.engine.prompts import HEAD, TREE
 from tests.engine.support import Client
 
 pytestmark = pytest.mark.engine
 
 SCARCE = ("--max-mamba-cache-size", "40", "--max-total-tokens", "6000", "--chunked-prefill-size", "256")
-HEAD = ("--speculative-algorithm", "NEXTN")
-TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
 SEGMENTS = ("--hybrid-segments", "on", "--hybrid-segment-memory-gb", "0.05")
 LONG = "The keeper looks at the gate. " * 8
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -10,12 +10,12 @@ import pytest
 
 from tests.engine.composition import Composition
 from tests.engine.drafted import verifications
+from tests.engine.prompts import HEAD
 from tests.engine.support import Client
 from tests.engine.test_segments import ELASTIC, NO_BUFFER, ON, Asker, said
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-HEAD = ("--speculative-algorithm", "NEXTN")
 OVERLAP = ("--hybrid-cpu-event-loop", "overlap")
 LITTLE = ("--hybrid-segment-memory-gb", "0.012")
 """For a quarter of the documents below."""

@@ -15,7 +15,7 @@ from benchmarks.quality.questions import turns
 from sglang_hybrid.demo.reader import evaluation
 from sglang_hybrid.engine import compat
 from sglang_hybrid.prefix.replay import replay
-from tests.engine.prompts import CHUNK, OVERLAP, prompts, words
+from tests.engine.prompts import CHUNK, HEAD, OVERLAP, TREE, prompts, words
 from tests.engine.support import Client, Prompt, Reference
 
 pytestmark = pytest.mark.engine
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.engine
 TRACK = 64  # tokens of an answer between two states
 CHUNKS = ("--chunked-prefill-size", str(CHUNK), "--mamba-track-interval", str(TRACK))
 SCARCE = ("--max-mamba-cache-size", "30", "--max-running-requests", "4", "--max-total-tokens", "3000")
-HEAD = ("--speculative-algorithm", "NEXTN")
-TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "8")
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer")
 ELASTIC = (

@@ -1,9 +1,9 @@
 """Demo models for speculative decoding: hybrid ones with a multi-token prediction head, and a dense one that drafts.
 
 `mtp` has the layout of Qwen3.5 as it is published, the head in tensors `mtp.*`, without the encoder of images that
-`vision-mtp` has. Their blocks add so little to a token
-that the next one follows mostly, but not always, from the last: what only knows the last token guesses right about six
-times in ten, and a wrong state gives other text. Head and `draft` learn to guess from its text by least squares.
+`vision-mtp` has. Their blocks add so little to a token that the next one follows mostly, but not always, from the last:
+what only knows the last token guesses right about six times in ten, and a wrong state gives other text. Head and
+`draft` learn to guess from their text by least squares.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ def add_head(folder: Path, model: Any) -> None:
     with torch.no_grad():
         tokens, states = _text(model)
         token = model.get_input_embeddings().weight[tokens[:, 1:]]
-        read = torch.cat([_unit(token), _unit(states[:, :-1])], -1).flatten(0, 1)
-        square = read.T @ read + 0.01 * len(read) * torch.eye(read.shape[1])
-        head["mtp.fc.weight"] = torch.linalg.solve(square, read.T @ states[:, 1:].flatten(0, 1)).T.contiguous()
+        head["mtp.fc.weight"] = fitted(torch.cat([unit(token), unit(states[:, :-1])], -1), states[:, 1:])
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         head[f"mtp.{name}.weight"] = torch.zeros(text.hidden_size)  # stored minus one
     save_file({**weights, **head}, file, {"format": "pt"})
@@ -134,7 +132,16 @@ def _text(model: Any) -> tuple[Tensor, Tensor]:
     return tokens[:, PROMPT_TOKENS:], states[:, PROMPT_TOKENS:]
 
 
-def _unit(x: Tensor) -> Tensor:
+def fitted(read: Tensor, wanted: Tensor) -> Tensor:
+    """The matrix [m, n] that makes of `read` [texts, tokens, n] what is nearest to `wanted` [texts, tokens, m]."""
+    import torch
+
+    rows = read.flatten(0, 1)
+    square = rows.T @ rows + 0.01 * len(rows) * torch.eye(rows.shape[1])
+    return torch.linalg.solve(square, rows.T @ wanted.flatten(0, 1)).T.contiguous()
+
+
+def unit(x: Tensor) -> Tensor:
     """`x` with a mean square of one in its last dimension."""
     import torch
 

@@ -43,8 +43,8 @@ class _Ordered:
                 self._enough = min(request_cnt, self.coordinator.short_tokens)
             if self.batches:
                 pool = self.cache.token_to_kv_pool_allocator if kv else self.coordinator.memory.states
-                self._wanted += pool.size // AHEAD
-                self._enough += pool.size // AHEAD
+                ahead = pool.size // AHEAD
+                self._wanted, self._enough = self._wanted + ahead, self._enough + ahead
             if request_cnt > 0:
                 self.coordinator.memory.leaving(self._pool, self._enough)
         self._tried: set[int] = set()

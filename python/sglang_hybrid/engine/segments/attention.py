@@ -17,8 +17,9 @@ _WIDEST = 256
 
 
 class AttentionPass:
-    """Attention layers of one batch: the model's, or those of its head, whose share of entries is `kept`.
+    """Attention layers of one batch: the model's, or those of its head.
 
+    `layers` are they by SGLang's numbers, `pool` its KV of them, and `kept` that of entries, layer by layer.
     `stream_slots` are the slots of SGLang's own stream; `frequencies` what keys turn by per position, with whether
     their pairs are interleaved, None for a model that rotates none.
     """
@@ -27,11 +28,14 @@ class AttentionPass:
         self,
         batch: PassBatch,
         kept: Planes,
+        pool: Any,
+        layers: Sequence[int],
         stream_slots: Tensor,
         table: Tensor,
         frequencies: tuple[Tensor, bool] | None,
     ) -> None:
-        self.batch, self._kept = batch, kept
+        self.batch, self._kept, self._pool = batch, kept, pool
+        self._layers = {layer: number for number, layer in enumerate(layers)}
         self._slots = stream_slots
         self._pages = table.flatten()[batch.attended.cells].long()
         self._own_slots = stream_slots[batch.take[batch.attended.tokens]].long()
@@ -39,18 +43,22 @@ class AttentionPass:
         angles, self._interleaved = frequencies or (torch.zeros(1, dtype=torch.float64), False)
         self._frequencies = angles.to(stream_slots.device)
 
-    def copy_early(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def copy_early(self) -> None:
         """Copy what is there before the pass, for all layers at once."""
-        if self.batch.early is not None:
-            self._move(self.batch.early, self._kept.keys, self._kept.values, keys, values)
+        if self.batch.early is None:
+            return
+        pairs = [self._pool.get_kv_buffer(layer) for layer in self._layers]
+        values = [value for _, value in pairs] if self._kept.values else []  # else they are a part of the keys
+        self._move(self.batch.early, self._kept.keys, self._kept.values, [key for key, _ in pairs], values)
 
-    def run(self, layer: Any, number: int, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor]) -> Tensor:
-        """Attention of one layer, the `number`-th, over own and cold tokens of the stream, in this order.
+    def run(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one layer over own and cold tokens of the stream, in this order.
 
-        q, k, v: [tokens of the stream, heads * size], or by head; `pool`: the layer's K and V in SGLang's pool, where
-        the own tokens' are already. Returns [own and cold tokens, heads * V]. Latent attention is absorbed: one key
-        head, whose values are the first part of the keys.
+        q, k, v: [tokens of the stream, heads * size], or by head; the own tokens' K and V are in SGLang's pool already.
+        Returns [own and cold tokens, heads * V]. Latent attention is absorbed: one key head, whose values are the first
+        part of the keys.
         """
+        number, pool = self._layers[layer.layer_id], self._pool.get_kv_buffer(layer.layer_id)
         attended, making = self.batch.attended, self.batch.making
         heads, key_heads = layer.tp_q_head_num, layer.tp_k_head_num
         window = layer.sliding_window_size
@@ -101,12 +109,12 @@ class AttentionPass:
             q, *pool, pages, page_bounds, positions, bounds, longest=longest, check_slots=False, **options
         )
 
-    def keep(self, pool: Any, layer: Any, k: Tensor, v: Tensor) -> None:
+    def keep(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Write K and V of the own tokens to SGLang's pool."""
         tokens = self.batch.attended.tokens
         sizes = ((k, layer.qk_head_dim), (v, layer.v_head_dim))
         own = (x[tokens].reshape(-1, layer.tp_k_head_num, size) for x, size in sizes)
-        pool.set_kv_buffer(layer, self._own_slots, *own)
+        self._pool.set_kv_buffer(layer, self._own_slots, *own)
 
     def _move(
         self,

@@ -79,7 +79,7 @@ def build(
     store = Store(shapes, config.segment_dtype, config.segment_bytes, keys.device, opened)
     served = Served(
         linear_layers=dict(states.mamba_map),
-        attention_layers={layer: number for number, layer in enumerate(attention)},
+        attention_layers=tuple(attention),
         frequencies=frequencies,
         page_size=int(ctx.params.page_size),
         most=schedule.most_tokens(args.chunked_prefill_size),

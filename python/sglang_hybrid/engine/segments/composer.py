@@ -36,7 +36,7 @@ class Served:
     (`rope.frequencies`), the tokens of a page and of the largest pass, and `--hybrid-segment-mode`."""
 
     linear_layers: dict[int, int]
-    attention_layers: dict[int, int]
+    attention_layers: tuple[int, ...]
     frequencies: tuple[Any, bool] | None
     page_size: int
     most: int
@@ -169,11 +169,6 @@ class Composer:
         """The request of `record` gave its memory back."""
         if record.segments:
             record.segments.end(self.index)
-
-    def kv(self, pool: Any) -> tuple[list[Any], list[Any]]:
-        """K and V of SGLang's `pool`, layer by layer; no V where it is a part of K."""
-        pairs = [pool.get_kv_buffer(layer) for layer in self.served.attention_layers]
-        return [keys for keys, _ in pairs], [values for _, values in pairs if self.store.kv.values]
 
     def clear(self) -> None:
         """The cache was emptied, which happens while nothing runs."""

@@ -9,7 +9,7 @@ stay SGLang's. Not run on a GPU.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.composer import Composer
 from sglang_hybrid.engine.segments.draft import build
 from sglang_hybrid.engine.segments.linear import LinearPass, Pools
+from sglang_hybrid.engine.segments.store import Planes
 
 
 @dataclass(slots=True)
@@ -43,6 +44,13 @@ class Running:
     backend: Any = None
     embeds: Any = None
     """Of a batch with images: the embeddings that the head's pass begins from."""
+
+    def attention_pass(self, backend: Any, kept: Planes, layers: Sequence[int]) -> AttentionPass:
+        """Composed attention of `layers`, which SGLang's `backend` runs for others; what was there before is copied."""
+        table, frequencies = backend.req_to_token_pool.req_to_token, self.composer.served.frequencies
+        made = AttentionPass(self.batch, kept, backend.token_to_kv_pool, layers, self.slots, table, frequencies)
+        made.copy_early()
+        return made
 
 
 _running: Running | None = None
@@ -121,12 +129,7 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
     if batch.plain_rows:
         now.plain = plain(forward_batch, batch, now.runner)
         original(backend, now.plain)
-    pool = backend.token_to_kv_pool
-    keys, values = composer.kv(pool)
-    now.attention = AttentionPass(
-        batch, composer.store.kv, now.slots, backend.req_to_token_pool.req_to_token, composer.served.frequencies
-    )
-    now.attention.copy_early(keys, values)
+    now.attention = now.attention_pass(backend, composer.store.kv, composer.served.attention_layers)
     slots = None
     if batch.saves is not None:
         slots = torch.cat([checkpoint.slot.view(-1) for checkpoint in batch.saves.checkpoints]).long()
@@ -191,9 +194,8 @@ def extend(
         def run(*tensors: Any, **named: Any) -> Any:
             return original(backend, layer, now.plain, save_kv_cache, *tensors, **named)
 
-        kv, order = backend.token_to_kv_pool, now.composer.served.attention_layers[number]
         by_sglang = None if now.plain is None else run
-        return attended(now.attention, by_sglang, kv, layer, order, (q, k, v), save_kv_cache, kwargs)
+        return attended(now.attention, by_sglang, layer, (q, k, v), save_kv_cache, kwargs)
     kept = now.composer.store.layers[now.composer.served.linear_layers[number]]
     by_channel = is_by_channel(backend.linear_attn_backend)
     family = now.linear.kimi if by_channel else now.linear.delta
@@ -212,19 +214,17 @@ def extend(
 def attended(
     composed: AttentionPass,
     run_plain: Callable[..., Any] | None,
-    kv: Any,
     layer: Any,
-    number: int,
     qkv: tuple[Any, Any, Any],
     save_kv_cache: bool,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Attention of `layer`, the `number`-th of `composed`, over SGLang's pool `kv`; `run_plain` runs plain requests."""
+    """Attention of one layer, of composed requests and of plain ones, which `run_plain` runs."""
     q, k, v = qkv
     whole_q, whole_k = (_whole(x, kwargs.get(name)) for x, name in ((q, "q_rope"), (k, "k_rope")))
     if save_kv_cache:
-        composed.keep(kv, layer, whole_k, v)
-    found = composed.run(layer, number, whole_q, whole_k, v, kv.get_kv_buffer(layer.layer_id))
+        composed.keep(layer, whole_k, v)
+    found = composed.run(layer, whole_q, whole_k, v)
     out = q.new_zeros(q.shape[0], found.shape[1])  # a graph's padding stays finite
     out[composed.batch.linear.tokens] = found
     if run_plain is not None:

@@ -31,14 +31,11 @@ class HeadAttention:
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Copy the head's KV of interiors, and plan what SGLang runs."""
-        batch, composer, pool = self._now.batch, self._now.composer, self._own.token_to_kv_pool
-        if batch.plain_rows:
-            self._plain = forward.plain(forward_batch, batch, self._runner)
-            self._own.init_forward_metadata(self._plain)
-        table, kept = self._own.req_to_token_pool.req_to_token, composer.store.head_kv
-        self._pass = AttentionPass(batch, kept, self._now.slots, table, composer.served.frequencies)
-        pairs = [pool.get_kv_buffer(layer) for layer in _layers(pool)]
-        self._pass.copy_early([keys for keys, _ in pairs], [values for _, values in pairs])
+        now, own = self._now, self._own
+        if now.batch.plain_rows:
+            self._plain = forward.plain(forward_batch, now.batch, self._runner)
+            own.init_forward_metadata(self._plain)
+        self._pass = now.attention_pass(own, now.composer.store.head_kv, _layers(own.token_to_kv_pool))
 
     def forward(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
@@ -49,9 +46,8 @@ class HeadAttention:
         def run(*tensors: Any, **named: Any) -> Any:
             return self._own.forward(*tensors, layer, self._plain, save_kv_cache, **named)
 
-        pool = self._own.token_to_kv_pool
-        by_sglang, number = None if self._plain is None else run, _layers(pool).index(layer.layer_id)
-        return forward.attended(self._pass, by_sglang, pool, layer, number, (q, k, v), save_kv_cache, kwargs)
+        by_sglang = None if self._plain is None else run
+        return forward.attended(self._pass, by_sglang, layer, (q, k, v), save_kv_cache, kwargs)
 
 
 def _layers(pool: Any) -> list[int]:

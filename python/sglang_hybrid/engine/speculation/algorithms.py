@@ -29,7 +29,7 @@ _HANDED_OUT = {
 Older versions have a method for the multimodal ones that marks no layer.
 """
 
-_DRAFT = "--speculative-draft-model-path"
+DRAFT = "--speculative-draft-model-path"
 
 
 def check(namespace: Any, model: Model, on_cpu: bool) -> None:
@@ -107,20 +107,20 @@ def _check_draft(namespace: Any, model: Model) -> None:
     name = str(config["architectures"][0])
     if "eagle" not in name.lower():
         raise ConfigError(
-            f"this model is no draft of EAGLE-3 but a {name}; use STANDALONE, or give another: {_DRAFT} {path}"
+            f"this model is no draft of EAGLE-3 but a {name}; use STANDALONE, or give another: {DRAFT} {path}"
         )
     width, wanted = config.get("target_hidden_size") or config.get("hidden_size"), target.get("hidden_size")
     if None not in (width, wanted) and width != wanted:
         raise ConfigError(
             f"the draft reads hidden states of {width:,} numbers and those of {model.architecture} have {wanted:,}; "
-            f"give the draft of this model: {_DRAFT} {path}"
+            f"give the draft of this model: {DRAFT} {path}"
         )
     layers = target.get("num_hidden_layers")
     read = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if read and layers and not 0 <= min(read) <= max(read) < layers - 1:
         raise ConfigError(
             f"the draft reads hidden states behind layers {', '.join(map(str, read))}, and the last of this model that "
-            f"hands them out is {layers - 2}; give the draft of this model: {_DRAFT} {path}"
+            f"hands them out is {layers - 2}; give the draft of this model: {DRAFT} {path}"
         )
 
 

@@ -18,8 +18,6 @@ _HEADS = ("Qwen3Next", "Qwen3_5", "NemotronH")
 _ONLY_CUDA = ("Qwen3NextForCausalLM",)
 """Models that wait for CUDA when their head takes over the target's embedding."""
 
-_DRAFTING = "--speculative-draft-model-path"
-
 
 def defaults(namespace: Any) -> dict[str, Any]:
     """Flags to add where SGLang would compare a number with nothing: steps without a width are a chain."""
@@ -88,7 +86,7 @@ def _check_head(namespace: Any, model: Model, on_cpu: bool) -> None:
     if not model.is_recurrent:
         return  # SGLang knows more models than are looked at here
     algorithm, name = namespace.speculative_algorithm, model.architecture
-    instead = f"give {_DRAFTING}, or use --speculative-algorithm NGRAM, which needs no model"
+    instead = f"give {algorithms.DRAFT}, or use --speculative-algorithm NGRAM, which needs no model"
     if algorithm.upper() in ("STANDALONE", "EAGLE3") or not name.startswith(_HEADS):
         raise ConfigError(f"nothing is there that drafts for {name}; {instead}: --speculative-algorithm {algorithm}")
     names = files.tensor_names(Path(model.path).expanduser()) if namespace.load_format != "dummy" else None
@@ -108,14 +106,14 @@ def _check_draft(namespace: Any, model: Model, on_cpu: bool) -> None:
     if not folder.exists():
         files.refuse_typo(path)
         if path.startswith((".", "/", "~")):
-            raise ConfigError(f"no such model folder: {_DRAFTING} {path}")
+            raise ConfigError(f"no such model folder: {algorithms.DRAFT} {path}")
         return  # a name of the hub
     config = read_config(folder)
     sizes = [_vocabulary(config), _vocabulary(model.config or {})]
     if namespace.speculative_algorithm.upper() == "STANDALONE" and None not in sizes and sizes[0] != sizes[1]:
         raise ConfigError(
             f"the model that drafts has {sizes[0]:,} tokens and the model that it drafts for {sizes[1]:,}; give one of "
-            f"the same tokenizer: {_DRAFTING} {path}"
+            f"the same tokenizer: {algorithms.DRAFT} {path}"
         )
     if not on_cpu:
         return
@@ -126,7 +124,7 @@ def _check_draft(namespace: Any, model: Model, on_cpu: bool) -> None:
     if recurrent:
         raise ConfigError(
             f"on a CPU a model of attention alone can draft, this one has recurrent layers; give another, or use "
-            f"--speculative-algorithm NGRAM: {_DRAFTING} {path}"
+            f"--speculative-algorithm NGRAM: {algorithms.DRAFT} {path}"
         )
 
 
