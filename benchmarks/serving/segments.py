@@ -88,10 +88,10 @@ class Load:
         return made
 
 
-def ask(server: Server, prompt: Prompt, mark: bool) -> tuple[float, dict[str, Any]]:
-    """Seconds to the first token, and what the answer says of the cache."""
+def ask(server: Server, prompt: Prompt, mark: bool, tokens: int = ANSWER) -> tuple[float, dict[str, Any]]:
+    """Seconds to the first token of an answer of `tokens`, that answer, and what it says of the cache."""
     ids, ranges = prompt
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True}
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     if mark:
         sampling["custom_params"] = {"segments": ranges}
     body = json.dumps({"input_ids": ids, "sampling_params": sampling, "stream": True}).encode()
@@ -102,9 +102,16 @@ def ask(server: Server, prompt: Prompt, mark: bool) -> tuple[float, dict[str, An
             if line.startswith(b"data: {"):
                 at = at or time.perf_counter() - start
                 last = line
-    meta = json.loads(last[6:])["meta_info"]
+    answer = json.loads(last[6:])
+    meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
-    return at, {"cached": meta["cached_tokens"], "segments": details.get("segment_tokens", 0), "prompt": len(ids)}
+    return at, {
+        "cached": meta["cached_tokens"],
+        "segments": details.get("segment_tokens", 0),
+        "missed": {key.removeprefix("miss_"): n for key, n in details.items() if key.startswith("miss_") and n},
+        "prompt": len(ids),
+        "output_ids": answer["output_ids"],
+    }
 
 
 def milliseconds(times: list[float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from sglang_hybrid.cluster import route
@@ -69,6 +70,10 @@ def main(argv: list[str]) -> int:
         _Kept(f"{role or 'server'}-{roles[:at].count(role)}", folder, flags, shares[at], options, role)
         for at, role in enumerate(roles)
     ]
+    if _shares_segments(flags) and len(servers) > 1:
+        peers = ",".join(server.url for server in servers)
+        for server in servers:
+            server.flags += ["--hybrid-segment-peers", peers]
     return route.run(_run(options, servers))
 
 
@@ -86,6 +91,13 @@ def _roles(options: argparse.Namespace) -> list[str]:
         if count < 1:
             raise ConfigError(f"--{name} is one or more: {count}")
     return [("" if name == "servers" else name) for name, count in counts.items() for _ in range(count)]
+
+
+def _shares_segments(flags: list[str]) -> bool:
+    """Whether the servers keep segments, and nobody says who computes them for whom."""
+    if any(flag.partition("=")[0] == "--hybrid-segment-peers" for flag in flags):
+        return False
+    return "--hybrid-segments=on" in flags or ("--hybrid-segments", "on") in pairwise(flags)
 
 
 def _of_pairs(flags: list[str]) -> list[str]:
@@ -150,7 +162,7 @@ class _Kept:
             paged += ["--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap)]
         told = [] if role == DECODE else told  # where no prompt is computed, none is resumed
         key = ["--api-key", options.api_key] if options.api_key else []
-        self._flags = ["--host", "127.0.0.1", *paged, *told, *key, *flags]
+        self.flags = ["--host", "127.0.0.1", *paged, *told, *key, *flags]
         self.log = options.logs / f"{name}.log"
         self._server: Server | None = None
 
@@ -168,7 +180,7 @@ class _Kept:
         while vain < GIVE_UP:
             began = loop.time()
             self._server = server = Server(
-                self._folder, self._flags, port=self.port, log=self.log, environment=self._environment
+                self._folder, self.flags, port=self.port, log=self.log, environment=self._environment
             )
             ready = await self._ready(server)
             if ready:

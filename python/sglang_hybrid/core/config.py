@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang_hybrid.core.errors import ConfigError
 
@@ -88,6 +89,11 @@ class HybridConfig:
         "segments: roles or names of chat messages that are segments as a whole, with commas between them, for example "
         "'tool'",
     )
+    segment_peers: str = _option(
+        "",
+        "segments: addresses of servers with the same model that compute cold segments for each other, with commas "
+        "between them, for example http://10.0.0.1:30000,http://10.0.0.2:30000; this server may be among them",
+    )
     seam_tokens: int = _option(8, "segments: tokens at each end of a segment that are computed with every use")
     max_sequences: int = _option(8192, "most sequences of one HTTP request: its prompts times n")
     max_body_mb: float = _option(64.0, "largest body of an HTTP request, in MB; images and videos come in bodies")
@@ -126,6 +132,9 @@ class HybridConfig:
             raise ConfigError(f"segment_memory_gb must be 0 (the default) or more: {self.segment_memory_gb}")
         if not 0 <= self.seam_tokens <= 1024:
             raise ConfigError(f"seam_tokens must be between 0 and 1024: {self.seam_tokens}")
+        for url in self.peers:
+            if not _is_address(url):
+                raise ConfigError(f"segment_peers are addresses such as http://10.0.0.1:30000: {url}")
         if self.max_sequences < 1:
             raise ConfigError(f"max_sequences must be 1 or more: {self.max_sequences}")
         if not self.max_body_mb > 0:
@@ -136,6 +145,11 @@ class HybridConfig:
             raise ConfigError(f"cpu_memory_gb must be positive, for example 1.0: {self.cpu_memory_gb}")
         if self.cpu_threads < 0:
             raise ConfigError(f"cpu_threads must be 0 (automatic) or more: {self.cpu_threads}")
+
+    @property
+    def peers(self) -> list[str]:
+        """The addresses of servers that compute segments for each other."""
+        return [url.strip().rstrip("/") for url in self.segment_peers.split(",") if url.strip()]
 
     @property
     def segment_bytes(self) -> int:
@@ -176,6 +190,15 @@ class HybridConfig:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def _is_address(url: str) -> bool:
+    """Whether `url` is a server's, without a path."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _coerce(key: str, value: Any, kind: type) -> Any:

@@ -111,11 +111,15 @@ def _segments(cache: Any, config: HybridConfig) -> list[str]:
     size = _size(store.total_bytes)
     if config.memory == "elastic":
         size = f"up to {size}, shared with KV and states"
+    others = []
+    if config.peers:
+        others = [f"               cold ones are computed by other servers as well: {', '.join(config.peers)}"]
     return [
         f"  segments     {size}, {store.total_bytes // thousand:,} of 1,024 tokens or more, each "
         f"{states} of states in {config.segment_dtype} and {_size(1024 * store.token_bytes)} of KV",
         f"               {seams.head} + {seams.tail} tokens at their ends are computed with every use; "
         "an answer over reused segments is an APPROXIMATION",
+        *others,
     ]
 
 

@@ -26,6 +26,8 @@ EVENTS = MappingProxyType(
         "segments_ignored": "requests whose custom_params name segments, on a server without",
         "segments_hits": "segments that requests reused",
         "segments_made": "segments that were computed by themselves, and kept",
+        "segments_fetched": "segments that another server computed or had, and sent to this one",
+        "segments_handed_out": "segments that this server sent to another one",
         "segments_evicted": "segments that were given up for others",
         "segments_refused": "segments that were not kept, for what else is kept is worth more",
         "segments_dropped": "segments that were dropped: the cache was emptied, or somebody asked for it",

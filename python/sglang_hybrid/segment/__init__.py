@@ -12,6 +12,7 @@
 | entries, their reuse and their eviction                         | index.py    |
 | the segments of one prompt, and how far a pass of it goes       | prompt.py   |
 | what one pass runs, copies and jumps over                       | passes.py   |
+| which server computes which cold segment                        | dispatch.py |
 
 Source: HYPIC (papers.md); where this goes beyond it, decisions.md says why.
 """

@@ -35,7 +35,8 @@ class Entry:
     heads' transitions in the slots `transitions`, all of them until it is known which vanish (`SegmentIndex.settle`).
 
     `making` until the pass that computes it is certain to run; `void` if that never will. `pins` counts the requests
-    that rely on it. `alive` while it can be found.
+    that rely on it. `alive` while it can be found. `owed` is not None while the request for which it was made ahead, or
+    fetched, has not come to it: the reason that this one tells. The history knows of that request already.
     """
 
     key: Key
@@ -50,6 +51,7 @@ class Entry:
     hits: int = 0
     alive: bool = True
     void: bool = False
+    owed: str | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Counts:
     evicted: int = 0
     refused: int = 0
     dropped: int = 0
+    fetched: int = 0
+    handed_out: int = 0
     reused_tokens: int = 0
 
 
@@ -167,6 +171,11 @@ class SegmentIndex:
         self._entries[key] = self._pinned[made.number] = made
         mark.evicted = False
         return made
+
+    @property
+    def next_number(self) -> int:
+        """The number of the entry that is made next; those before have lower ones."""
+        return self._next
 
     @property
     def transitions_kept(self) -> float | None:

@@ -66,7 +66,8 @@ class SegmentedPrompt:
     """The segments of one prompt `ids` (int64), from its arrival to the end of its prefill.
 
     A pass is decided on by `begin`, and then either runs (`commit`) or does not (`revoke`). `names` are what segments
-    are known by where tokens do not tell it, as in a log of hashes; otherwise it is their tokens.
+    are known by where tokens do not tell it, as in a log of hashes; otherwise it is their tokens. What is made for a
+    prompt that is `ahead` is owed to the one that comes behind it.
     """
 
     ids: array[int]
@@ -75,6 +76,7 @@ class SegmentedPrompt:
     identity: Identity
     namespace: str | None = None
     names: Sequence[int] | None = None
+    ahead: bool = False
     segments: list[Segment] = field(init=False)
     reused_tokens: int = 0
     _pending: Entry | None = None
@@ -82,6 +84,7 @@ class SegmentedPrompt:
     _cold: list[Cold] = field(default_factory=list)
     _new: list[Segment] = field(default_factory=list)
     _marks: dict[Key, Mark] = field(default_factory=dict)
+    _owed: dict[Key, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.segments = [self._segment(number, each) for number, each in enumerate(self.ranges)]
@@ -257,11 +260,14 @@ class SegmentedPrompt:
     def _decide(self, each: Segment, index: SegmentIndex, now: float) -> int:
         """Reuse `each`, make its entry, or take it for plain text; returns the tokens that are run to make it."""
         entry, cold = index.find(each.key), 0
+        if entry is not None and entry.owed is not None and not self.ahead:
+            self._marks[each.key], self._owed[each.key], entry.owed = entry.mark, entry.owed, None
         if each.key not in self._marks:
             self._marks[each.key] = index.sight(each.key, now)
         mark = self._marks[each.key]
         if entry is not None:
             index.pin(entry)
+            each.reason = self._owed.get(each.key, "")
         else:
             each.reason = EVICTED if mark.evicted else COLD
             entry = index.admit(each.key, each.interior[1] - each.interior[0], mark, now)
@@ -282,8 +288,9 @@ class SegmentedPrompt:
         if any(segment.entry is not None and segment.entry.void for segment in self._new):
             raise InvariantError(f"who relies on an entry that is not made begins its pass anew: {made.start}")
         self._open, self._pending, fresh = None, made.pending, [cold.entry for cold in made.cold]
+        reasons = {segment.entry: segment.reason for segment in self._new}
         for entry in fresh:
-            entry.making = False
+            entry.making, entry.owed = False, reasons.get(entry) if self.ahead else None
         hits = {segment.range[0] for segment in self.segments if not segment.reason}
         reused = sum(copy.tokens for copy in made.copies if copy.delta in hits)
         self.reused_tokens += reused

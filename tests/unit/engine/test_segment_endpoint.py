@@ -43,6 +43,7 @@ class Composer:
         self.index = SegmentIndex(Blocks(6, Cut(400)), Costs(find_model("qwen3-next-80b-a3b"), 1000, 10))
         self.seams, self.identity = Seams(8, 3), Identity("model", 8, 8)
         self.store, self.births, self.time, self.told = SimpleNamespace(total_bytes=24_000), Births(), 5.0, 0
+        self.exchange = None
 
     def now(self) -> float:
         return self.time

@@ -116,6 +116,29 @@ def test_what_was_kept_once_is_said_to_be_evicted() -> None:
     assert again.misses(0, index) == {"segment_seam": 16, "segment_evicted": 84}
 
 
+def test_what_is_made_ahead_of_a_request_counts_as_made_for_it() -> None:
+    """Once: the next one reuses it. And the history knows one request, not two of them milliseconds apart."""
+    index = an_index()
+    ahead = SegmentedPrompt(two().ids, ((20, 120),), SEAMS, two().identity, ahead=True)
+    run(ahead, index, now=5.0)
+    (entry,) = index
+    assert entry.owed == "segment_cold"
+    other = SegmentedPrompt(two().ids, ((20, 120),), SEAMS, two().identity, ahead=True)
+    run(other, index, now=5.0)
+    assert entry.owed == "segment_cold", "it is for nobody who comes ahead"
+    first = two()
+    assert first.begin(0, 230, Limits(0, 0), index, 6.0) is None
+    run(first, index, now=6.0)
+    assert first.misses(0, index) == {"segment_seam": 32, "segment_cold": 168}
+    assert first.reused_tokens == 0
+    assert (entry.owed, entry.mark.last_s) == (None, 5.0)
+    again = two()
+    run(again, index, now=7.0)
+    assert again.misses(0, index) == {"segment_seam": 32}
+    assert (again.reused_tokens, entry.mark.last_s) == (168, 7.0)
+    index.check()
+
+
 def test_a_segment_that_never_found_room_is_refused() -> None:
     index = an_index(2)  # one block of states, one of KV; 84 tokens take two
     prompt = a_prompt([*A, *QUESTION], [(0, 100)], SEAMS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine.frontend.segments import parallel
+
 
 async def all_of_them(original: Callable[..., Any], communicator: Any, message: Any) -> Any:
     """AROUND hook of FanOutCommunicator.__call__: the answers of all replicas, to a flush the failures first.
@@ -12,7 +14,10 @@ async def all_of_them(original: Callable[..., Any], communicator: Any, message: 
     SGLang takes the first to come. The idle replicas of a busy server answer soonest, and have flushed; the others go
     on serving what is old.
     """
+    kind = type(message).__name__
+    if kind.startswith(("FlushCache", "UpdateWeight")):
+        parallel.forget()
     answers = await original(communicator, message)
-    if type(message).__name__ == "FlushCacheReqInput":
+    if kind == "FlushCacheReqInput":
         answers = sorted(answers, key=lambda answer: bool(answer.success))
     return answers

@@ -12,6 +12,7 @@ from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.processors import require_readable
 from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
+from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.prompts import divide
 from sglang_hybrid.engine.frontend.settings import settings
 
@@ -32,6 +33,7 @@ async def generate(
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
         await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
     divide(obj, manager.tokenizer, path)
+    parallel.outer.set(None if request is None else obj)
     try:
         async with aclosing(original(manager, obj, request)) as answers:
             async for answer in answers:

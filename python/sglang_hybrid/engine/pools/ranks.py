@@ -31,6 +31,17 @@ class Group:
         """The largest of all ranks for each of `counts`."""
         return self._extremes(counts)[1]
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of this rank, and how many there are."""
+        return torch.distributed.get_rank(self._group), torch.distributed.get_world_size(self._group)
+
+    def gathered(self, value: bytes) -> list[bytes]:
+        """The `value` of every rank, in their order."""
+        found = [b""] * torch.distributed.get_world_size(group=self._group)
+        torch.distributed.all_gather_object(found, value, group=self._group)
+        return found
+
     def require_same(self, what: str, values: Sequence[int]) -> None:
         """Raise ConfigError on every rank if `values` differ between them."""
         least, most = self._extremes(values)

@@ -17,6 +17,7 @@ from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.pools.memory import ElasticMemory
 from sglang_hybrid.engine.segments import forward, room, rope, schedule
 from sglang_hybrid.engine.segments.composer import Composer, Served
+from sglang_hybrid.engine.segments.exchange import Exchange
 from sglang_hybrid.engine.segments.settling import Settling
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.engine.speculation import drafts
@@ -90,12 +91,15 @@ def build(
     costs = Costs(spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes)
     index = SegmentIndex(store.blocks, costs, rivals=elastic)
     ahead = 0 if args.disable_overlap_schedule else 1
-    settling, leases = Settling(index, ahead, ranks.of_this_server()), None if elastic is None else Leases(index, ahead)
+    group = ranks.of_this_server()
+    settling, leases = Settling(index, ahead, group), None if elastic is None else Leases(index, ahead)
     about = (ctx.model_config.model_path, str(runner.dtype), config.segment_dtype, config.segment_mode, args.tp_size)
     seams = Seams(config.seam_tokens, shapes.window[-1])
     composer = Composer(store, index, seams, repr(about), served, now, count, memory, settling, leases)
     if elastic is not None:
         elastic.share(composer)
+    if config.segment_peers:
+        composer.exchange = Exchange(composer, runner.model, group)
     return composer
 
 

@@ -26,6 +26,7 @@ from sglang_hybrid.segment.prompt import Cached, SegmentedPrompt
 
 if TYPE_CHECKING:
     from sglang_hybrid.engine.cache.memory import Memory
+    from sglang_hybrid.engine.segments.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ class Served:
 class Composer:
     """Shared by the hooks of one scheduler. `now` gives seconds, the same on every rank; `event` counts one.
 
-    `memory` is what prompts get KV and states from. With `leases` what a pass relies on stays until it has run.
+    `memory` is what prompts get KV and states from. With `leases` what a pass relies on stays until it has run. With an
+    `exchange` other servers compute segments for this one.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Composer:
         self.identity = Identity(fingerprint, seams.head, seams.tail)
         self.births = Births()
         self.memory, self.settling, self.leases = memory, settling, leases
+        self.exchange: Exchange | None = None
         self.now = now
         self._event = event
         self._told: dict[str, int] = {}
@@ -89,7 +92,14 @@ class Composer:
             return None
         if not ranges:
             return None
-        made = SegmentedPrompt(req.origin_input_ids, ranges, self.seams, self.identity, requests.namespace(req))
+        made = SegmentedPrompt(
+            req.origin_input_ids,
+            ranges,
+            self.seams,
+            self.identity,
+            requests.namespace(req),
+            ahead=marked.ahead(given),
+        )
         if self.served.mode == "full" or unable(req):
             made.forbid()
         return made

@@ -34,6 +34,13 @@ def turn(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], di
     return (scheduler, *args), kwargs
 
 
+def weights_change(updater: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of what every update of weights begins with."""
+    composer = composer_of(updater.scheduler.tree_cache)
+    if composer is not None and composer.exchange is not None:
+        composer.exchange.outdated()
+
+
 def continue_chunk(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of PrefillAdder.add_chunked_req."""
     composer = composer_of(adder.tree_cache)

@@ -1,4 +1,4 @@
-"""What a scheduler says of its entries, and drops, when the HTTP process asks (`frontend.segments.endpoint`).
+"""What a scheduler says of its entries, and drops, when the HTTP process asks (`frontend.segments.questions`).
 
 The question comes as SGLang's message for its dumper, the one control message that carries an object either way. Like
 every other it reaches all ranks in the same place of the order of requests, so all of them drop the same entries.
@@ -13,13 +13,14 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from sglang_hybrid.engine.segments.exchange import QUESTIONS
 from sglang_hybrid.segment.index import Entry
 
 if TYPE_CHECKING:
     from sglang_hybrid.engine.segments.composer import Composer
 
 METHOD = "hybrid_segments"
-"""The message's `method`; its `body` has one of `list`, `find` and `drop`."""
+"""The message's `method`; its `body` has one of `list`, `find` and `drop`, or of `exchange.QUESTIONS`."""
 
 MOST_LISTED = 10_000
 _SPARE = 1_024
@@ -111,6 +112,10 @@ def control(original: Callable[..., Any], scheduler: Any, message: Any) -> Any:
     if composer is None:
         return DumperControlReqOutput(success=False, response=[], error="this server keeps no segments")
     try:
-        return DumperControlReqOutput(success=True, response=[answer(composer, message.body)])
+        if composer.exchange is not None and any(name in message.body for name in QUESTIONS):
+            found = composer.exchange.answer(scheduler.tree_cache, message.body)
+        else:
+            found = answer(composer, message.body)
+        return DumperControlReqOutput(success=True, response=[found])
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # no question is worth a scheduler
         return DumperControlReqOutput(success=False, response=[], error=f"no such question of segments: {error!r:.80}")

@@ -13,6 +13,9 @@ KEY = "segments"
 LOST = "segments_lost"
 """Key beside it: how many marks of the request became plain text, for they have no place in its prompt."""
 
+AHEAD = "segments_ahead"
+"""Key beside it: its segments are made for a request that comes behind it, which tells why."""
+
 
 def marks(custom_params: Any) -> bool:
     """Whether a request says anything of segments."""
@@ -27,6 +30,11 @@ def named(custom_params: Any, prompt_tokens: int) -> tuple[Range, ...]:
         return checked(custom_params[KEY], prompt_tokens)
     except ConfigError as error:
         raise ConfigError(f"custom_params.{KEY}: {error}") from error
+
+
+def ahead(custom_params: Any) -> bool:
+    """Whether a request makes its segments for one that comes behind it."""
+    return isinstance(custom_params, dict) and custom_params.get(AHEAD) is True
 
 
 def lost(custom_params: Any) -> int:

@@ -34,7 +34,17 @@ _DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
     """Raise ConfigError if segments were asked for and cannot work with SGLang's final settings `namespace`."""
     if config.segments != "on":
+        if config.segment_peers:
+            raise ConfigError(
+                "other servers compute segments only where they are served; add --hybrid-segments on or drop "
+                f"--hybrid-segment-peers: {config.segment_peers}"
+            )
         return
+    if config.segment_peers and (getattr(namespace, "nnodes", 1) or 1) > 1:
+        raise ConfigError(
+            "segments go to and from servers of one machine each; drop --hybrid-segment-peers or --nnodes: "
+            f"{namespace.nnodes}"
+        )
     if config.backend != "hybrid":
         raise _refusal("composed prompts live in our cache", f"--hybrid-backend {config.backend}")
     if not compat.complete():

@@ -47,6 +47,11 @@ class Settling:
         for ran in self._rounds.turn():
             self._settle(ran)
 
+    def ran(self) -> None:
+        """Every pass that was launched has run, on all ranks."""
+        for ran in self._rounds.ran():
+            self._settle(ran)
+
     def _settle(self, ran: _Pass) -> None:
         if ran.arrived is not None:
             ran.arrived.synchronize()

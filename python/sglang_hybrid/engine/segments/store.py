@@ -112,6 +112,11 @@ class Store:
             shared[name] = self._slots(numbering, self.transition_bytes, start, size, kind)
             start += _padded(size, kind)
         self.layers = [Layer(**shared, **self._layer(fields, n * layer_bytes)) for n in range(shapes.linear_layers)]
+        # The same memory as bytes: [blocks, state_bytes], and by slot [slots, bytes of one].
+        strides = (self.block_bytes, 1)
+        self.state_data = self.buffer.as_strided((self.blocks.count, self.state_bytes), strides)
+        self.token_data = self._slot_data(self.blocks.kv.numbering, self.token_bytes)
+        self.transition_data = self._slot_data(self.blocks.transitions.numbering, self.transition_bytes)
         self.kv = self._planes(range(shapes.attention_layers))
         self.head_kv = self._planes(range(shapes.attention_layers, shapes.attention_layers + shapes.head_layers))
 
@@ -141,6 +146,9 @@ class Store:
     def _tokens(self, start: int, size: int) -> Tensor:
         heads, kind = self.shapes.kv_heads, self.shapes.kv_dtype
         return self._slots(self.blocks.kv.numbering, self.token_bytes, start, (heads, size), kind)
+
+    def _slot_data(self, numbering: Numbering, size: int) -> Tensor:
+        return self._slots(numbering, size or 1, 0, (size,), torch.uint8)
 
     def _slots(
         self, numbering: Numbering, slot_bytes: int, start: int, size: tuple[int, ...], kind: torch.dtype

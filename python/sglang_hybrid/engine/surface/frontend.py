@@ -119,6 +119,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.segments.parallel:tokenize", HTTP),
     Hook(
         "srt.multimodal.processors.executor:MultimodalProcessorExecutor._run", "AROUND", "frontend.processing:run", HTTP
     ),

@@ -313,6 +313,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "segments",
     ),
+    Hook(UPDATER + "_observe_weight_load", "BEFORE", "segments.hooks:weights_change", SCHEDULER, "segments"),
     Hook(
         "srt.managers.scheduler:Scheduler.handle_dumper_control",
         "AROUND",

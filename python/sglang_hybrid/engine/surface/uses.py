@@ -168,8 +168,10 @@ USES: tuple[Use, ...] = (
     Use("srt.server_args:prepare_server_args", IMPORT, "launch_server", LAUNCHER),
     Use("srt.utils.auth:AuthLevel", IMPORT, "frontend.access frontend.segments.endpoint", HTTP),
     Use("srt.utils.auth:auth_level", IMPORT, "frontend.segments.endpoint", HTTP, when="segments"),
-    Use("srt.managers.io_struct:GenerateReqInput", IMPORT, "frontend.segments.endpoint", HTTP, when="segments"),
-    Use("srt.managers.io_struct:DumperControlReqInput", IMPORT, "frontend.segments.endpoint", HTTP, when="segments"),
+    Use("srt.managers.io_struct:GenerateReqInput", IMPORT, "frontend.segments.warming", HTTP, when="segments"),
+    Use("srt.managers.io_struct:DumperControlReqInput", IMPORT, "frontend.segments.questions", HTTP, when="segments"),
+    Use("srt.mem_cache.base_prefix_cache:MatchPrefixParams", IMPORT, "segments.exchange", SCHEDULER, when="segments"),
+    Use("srt.mem_cache.radix_cache:RadixKey", IMPORT, "segments.exchange", SCHEDULER, when="segments"),
     Use("srt.managers.io_struct:DumperControlReqOutput", IMPORT, "segments.listing", SCHEDULER, when="segments"),
     Use(
         "srt.entrypoints.openai.serving_chat:OpenAIServingChat._engine_prompt",

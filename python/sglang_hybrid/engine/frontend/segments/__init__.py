@@ -9,4 +9,10 @@
 | the three together, for chat requests                                   | chats.py     |
 | prompts as text with a separator                                        | prompts.py   |
 | `/hybrid/segments`: compute ahead, list, drop                           | endpoint.py  |
+| computing segments before a prompt needs them                           | warming.py   |
+| questions to the scheduler                                              | questions.py |
+| sharing the cold segments of a prompt out to several servers            | parallel.py  |
+| what is asked of another server, and what it sends                      | peers.py     |
+| what this server tells and sends others                                 | handing.py   |
+| what an HTTP process knows of its own server                            | local.py     |
 """

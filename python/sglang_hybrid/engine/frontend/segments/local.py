@@ -1,0 +1,76 @@
+"""What an HTTP process knows of its own server without asking the scheduler: what other servers ask for first."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+MOST_NAMES = 100_000
+_SPARE = 1_024
+_SHARE = 0.3
+"""Of the newest measurement in a mean."""
+
+Tenant = dict[str, str]
+"""`extra_key` and `cache_salt`, as far as a request has them."""
+
+
+def name(ids: Sequence[int], tenant: Tenant) -> str:
+    """What a segment is known by among servers, however each of them calls its model."""
+    about = repr((tenant.get("extra_key"), tenant.get("cache_salt"))).encode()
+    return hashlib.blake2b(about + b"\0" + array("q", ids).tobytes(), digest_size=16).hexdigest()
+
+
+class Mean:
+    """A mean of measurements that forgets old ones; `value` is None before the first."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, measured: float) -> None:
+        self.value = measured if self.value is None else self.value + _SHARE * (measured - self.value)
+
+
+class Local:
+    """The segments that came by, by name, the tokens that wait, and the seconds that a token of a segment takes."""
+
+    def __init__(self) -> None:
+        self.pace = Mean()
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._waiting: dict[str, int] = {}
+        self._most = _SPARE
+
+    def sight(self, name: str) -> None:
+        """A request has this segment: it will be kept, as far as anybody knows here."""
+        self._names[name] = None
+        self._names.move_to_end(name)
+        if len(self._names) > MOST_NAMES:
+            self._names.popitem(last=False)
+
+    def has(self, name: str) -> bool:
+        """Whether it is likely kept; asking the scheduler would take as long as its pass."""
+        return name in self._names
+
+    def forget(self) -> None:
+        """The cache was emptied."""
+        self._names.clear()
+
+    def begin(self, manager: Any, rid: str, tokens: int) -> None:
+        """The request `rid` goes to the scheduler, with `tokens` to compute."""
+        self._waiting[rid] = tokens
+        if len(self._waiting) > self._most:
+            self.waiting(manager)
+            self._most = 2 * len(self._waiting) + _SPARE
+
+    def waiting(self, manager: Any) -> int:
+        """Tokens of requests that have no first token yet."""
+        states = manager.rid_to_state
+        for rid in [rid for rid in self._waiting if not _begins(states.get(rid))]:
+            del self._waiting[rid]
+        return sum(self._waiting.values())
+
+
+def _begins(state: Any) -> bool:
+    return state is not None and not state.finished and not state.time_stats.first_token_time

@@ -1,0 +1,181 @@
+"""Other servers that compute segments for this one: what is asked of them, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import finalize
+
+import aiohttp
+
+from sglang_hybrid.engine.frontend.segments.local import Mean, Tenant
+from sglang_hybrid.engine.frontend.segments.questions import PATH, ask
+from sglang_hybrid.engine.segments.exchange import MEMORY_FILE
+
+logger = logging.getLogger(__name__)
+
+PROBE, PARCEL = PATH + "/probe", PATH + "/parcel"
+PROBE_S = 0.5
+"""For a server to say what it has: it asks nobody for it."""
+PARCEL_S = 60.0
+_CHUNK = 1 << 20
+_MOST_HEAD = 4096
+_FIRST_S, _LONGEST_S = 5.0, 120.0
+
+
+class Files:
+    """Memory that the ranks of this server reach by a path, one for each; it is gone with whoever holds this."""
+
+    def __init__(self, count: int) -> None:
+        self._open: list[int] = []
+        finalize(self, _close, self._open)
+        for _ in range(count):
+            self._open.append(os.memfd_create(MEMORY_FILE))
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"/proc/{os.getpid()}/fd/{each}" for each in self._open]
+
+    async def pieces(self, size: int) -> AsyncIterator[bytes]:
+        """The first `size` bytes of each."""
+        for each in self._open:
+            for start in range(0, size, _CHUNK):
+                yield os.pread(each, min(_CHUNK, size - start), start)
+                await asyncio.sleep(0)
+
+    async def fill(self, size: int, source: aiohttp.StreamReader) -> None:
+        """Read `size` bytes into each; EOFError if there are fewer."""
+        for each in self._open:
+            left = size
+            while left:
+                piece = await source.read(min(left, _CHUNK))
+                if not piece:
+                    raise EOFError(f"a parcel ends early: {left} bytes are missing")
+                left -= len(piece)
+                while piece:
+                    piece = piece[os.write(each, piece) :]
+
+
+def _close(files: list[int]) -> None:
+    for each in files:
+        os.close(each)
+
+
+class Refused(Exception):
+    """A server has reasons not to send a segment."""
+
+
+class NotKept(Exception):
+    """This server has no room for what came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Which segments a server has, tokens that wait there, and its seconds for a token if it knows them."""
+
+    held: list[bool]
+    waiting: float
+    pace: float | None
+
+    @classmethod
+    def read(cls, said: dict[str, Any], segments: int) -> Offer:
+        """From what it said; raises ValueError, KeyError or TypeError."""
+        pace = said["pace"] if said["pace"] is None else float(said["pace"])
+        offer = cls([bool(each) for each in said["held"]], float(said["waiting"]), pace)
+        if len(offer.held) != segments or not offer.waiting >= 0 or not (pace is None or 0 < pace < math.inf):
+            raise ValueError(f"an offer is of {segments} segments, its figures are positive: {offer}")
+        return offer
+
+
+class Peer:
+    """One other server, by its `url`; `key` opens it. It is asked again some time after it failed."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.pace, self.transfer, self.way = Mean(), Mean(), Mean()
+        """Seconds from asking for a token's share of segments to having it, if they are computed for it and if they are
+        there; and seconds that a question takes."""
+        self.is_self = False
+        self.why = ""
+        self._until, self._pause = 0.0, _FIRST_S
+        self.fetched = 0
+
+    @property
+    def is_out(self) -> bool:
+        return self.is_self or time.monotonic() < self._until
+
+    def fail(self, error: Exception) -> None:
+        """Leave it alone for a while, the longer the more often that comes to nothing."""
+        why = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
+        if why != self.why:
+            logger.warning("%s computes no segments for this server: %s", self.url, why[:300])
+        self.why, self._until = why, time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_S)
+
+    async def probe(self, session: aiohttp.ClientSession, server: str, form: str, names: list[str]) -> Offer | None:
+        """What it can do for `server`, this one, about segments by name; None if it is no help."""
+        began = time.monotonic()
+        body = {"server": server, "form": form, "names": names}
+        try:
+            timeout = aiohttp.ClientTimeout(total=PROBE_S)
+            async with session.post(self.url + PROBE, json=body, headers=self._headers, timeout=timeout) as response:
+                said = await _json(response)
+            if said["server"] == server:
+                self.is_self = True
+                return None
+            if said["form"] != form:
+                raise Refused(f"model, weights, release or settings of segments differ: {said['form']} is not {form}")
+            offer = Offer.read(said, len(names))
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, Refused) as error:
+            self.fail(error)
+            return None
+        if self.why:
+            logger.warning("%s computes segments for this server again", self.url)
+        self.why, self._pause = "", _FIRST_S
+        self.way.add(time.monotonic() - began)
+        return offer
+
+    async def fetch(
+        self,
+        session: aiohttp.ClientSession,
+        manager: Any,
+        who: dict[str, Any],
+        ids: list[int],
+        tenant: Tenant,
+    ) -> None:
+        """Have it send the entry of the segment `ids`, and keep that here; raises what kept it from it."""
+        began = time.monotonic()
+        body = {"form": who["form"], "segment": ids, **tenant}
+        timeout = aiohttp.ClientTimeout(total=PARCEL_S)
+        async with session.post(self.url + PARCEL, json=body, headers=self._headers, timeout=timeout) as response:
+            if response.status != 200:
+                await _json(response)
+            length = int.from_bytes(await response.content.readexactly(4), "little")
+            if not 0 < length <= _MOST_HEAD:
+                raise Refused(f"it sends no parcel: {length}")
+            head = json.loads(await response.content.readexactly(length))
+            files = Files(who["ranks"])
+            await files.fill(int(head["bytes"]), response.content)
+        if not head["made"]:
+            self.transfer.add((time.monotonic() - began) / len(ids))
+        question = {"unpack": ids, "form": who["form"], "from": files.paths, **tenant}
+        said = await ask(manager, {**question, "tokens": head["tokens"], "kept": head["kept"], "made": head["made"]})
+        if "why" in said:
+            raise NotKept(said["why"])
+        self.fetched += 1
+
+
+async def _json(response: aiohttp.ClientResponse) -> Any:
+    """Its JSON, or the error that it tells of."""
+    if response.status == 200:
+        return await response.json()
+    text = (await response.text())[:300]
+    raise Refused(f"{response.status} {text}")

@@ -1,0 +1,162 @@
+"""What comes over the wire from another server: an entry, an offer, or anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.frontend.segments import peers
+from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Peer, Refused
+
+pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
+
+WHO = {"server": "here", "form": "f", "ranks": 1}
+IDS = list(range(400))
+
+
+class Wire:
+    """A server that answers as a test says."""
+
+    def __init__(self, answer: Callable[[web.Request], Any]) -> None:
+        self.answer = answer
+
+    def call(self, do: Callable[[Peer, aiohttp.ClientSession], Any]) -> Any:
+        async def run() -> Any:
+            app = web.Application()
+
+            async def handle(request: web.Request) -> Any:
+                return await self.answer(request)
+
+            app.router.add_post("/{path:.*}", handle)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            try:
+                async with aiohttp.ClientSession() as session:
+                    return await do(Peer(f"http://127.0.0.1:{port}", "a-key"), session)
+            finally:
+                await runner.cleanup()
+
+        return asyncio.run(run())
+
+
+HEAD = json.dumps({"tokens": 384, "kept": 2, "bytes": 5, "made": True, "seconds": 0.1}).encode()
+
+
+def fetched(
+    body: bytes, monkeypatch: pytest.MonkeyPatch, status: int = 200, unpacked: dict[str, Any] | None = None
+) -> Any:
+    """What this server's scheduler is asked to keep, after another one sent `body`."""
+    questions: list[Any] = []
+
+    async def ask(_: Any, question: dict[str, Any]) -> dict[str, Any]:
+        questions.append((question, Path(question["from"][0]).read_bytes()))
+        return unpacked or {}
+
+    monkeypatch.setattr(peers, "ask", ask)
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer a-key"
+        assert request.path == "/hybrid/segments/parcel"
+        assert await request.json() == {"form": "f", "segment": IDS, "cache_salt": "s"}
+        return web.Response(body=body, status=status)
+
+    Wire(answer).call(lambda peer, session: peer.fetch(session, None, WHO, IDS, {"cache_salt": "s"}))
+    return questions
+
+
+def test_a_parcel_becomes_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((question, data),) = fetched(len(HEAD).to_bytes(4, "little") + HEAD + b"bytes", monkeypatch)
+    assert data == b"bytes"
+    kept = {key: question[key] for key in ("unpack", "form", "tokens", "kept", "made", "cache_salt")}
+    assert kept == {
+        "unpack": IDS, "form": "f", "tokens": 384, "kept": 2, "made": True, "cache_salt": "s",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xff\xff\xff",
+        (4).to_bytes(4, "little") + b"null",
+        (4).to_bytes(4, "little") + b"{{{{",
+        (2).to_bytes(4, "little") + b"{}",
+        len(HEAD).to_bytes(4, "little") + HEAD + b"byt",
+    ],
+)
+def test_what_is_no_parcel_is_an_error_and_nothing_is_kept(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((Refused, EOFError, ValueError, KeyError, TypeError)):
+        fetched(body, monkeypatch)
+
+
+def test_refusals_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match="503 no room"):
+        fetched(b"no room", monkeypatch, status=503)
+    with pytest.raises(NotKept, match="worth less"):
+        fetched(len(HEAD).to_bytes(4, "little") + HEAD + b"bytes", monkeypatch, unpacked={"why": "worth less"})
+
+
+def probed(answer: Callable[[web.Request], Any]) -> tuple[Any, Peer]:
+    async def do(peer: Peer, session: aiohttp.ClientSession) -> tuple[Any, Peer]:
+        return await peer.probe(session, "here", "f", ["n"]), peer
+
+    found: tuple[Any, Peer] = Wire(answer).call(do)
+    return found
+
+
+SAID = {"server": "there", "form": "f", "held": [True], "waiting": 3, "pace": 0.1}
+
+
+def test_a_probe_tells_what_another_has() -> None:
+    said, peer = probed(lambda _: _json(SAID))
+    assert said == Offer([True], 3, 0.1)
+    assert peer.way.value is not None
+    assert not peer.is_out
+    nothing, itself = probed(lambda _: _json({**SAID, "server": "here"}))
+    assert nothing is None
+    assert itself.is_self
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda _: _json({**SAID, "form": "g"}), "differ: g is not f"),
+        (lambda _: _json({**SAID, "held": []}), "an offer is of 1 segments"),
+        (lambda _: _json({**SAID, "waiting": -1}), "an offer is of 1 segments"),
+        (lambda _: _json({**SAID, "pace": 0}), "an offer is of 1 segments"),
+        (lambda _: _json({**SAID, "pace": []}), "TypeError"),
+        (lambda _: _json({}), "KeyError"),
+        (lambda _: _json([]), ""),
+        (lambda _: _json(None), ""),
+        (lambda _: _text("<html>", 200), ""),
+        (lambda _: _text("who are you", 401), "401 who are you"),
+        (lambda _: asyncio.sleep(3600), "TimeoutError"),
+    ],
+)
+def test_a_probe_that_says_nothing_useful(
+    answer: Callable[[web.Request], Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PROBE_S", 0.2)
+    said, peer = probed(answer)
+    assert said is None
+    assert peer.is_out
+    assert why in peer.why
+
+
+async def _json(said: Any) -> web.Response:
+    return web.json_response(said)
+
+
+async def _text(said: str, status: int) -> web.Response:
+    return web.Response(text=said, status=status)

@@ -1,0 +1,48 @@
+"""Who computes which cold segment: longest first, to whoever is done with it first."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_hybrid.segment.dispatch import assign, makespan
+
+SIZES = st.lists(st.integers(1, 4000), min_size=1, max_size=6)
+
+
+def test_alike_servers_get_the_longest_first() -> None:
+    sizes = [1000.0, 4000.0, 3000.0, 2000.0]
+    found = assign([sizes, sizes], [0.0, 0.0])
+    assert found == [0, 0, 1, 1]
+    assert makespan([sizes, sizes], [0.0, 0.0], found) == 5000
+
+
+def test_one_segment_stays_here_unless_this_server_is_busy() -> None:
+    assert assign([[100.0], [100.0]], [0.0, 0.0]) == [0]
+    assert assign([[100.0], [100.0]], [10.0, 0.0]) == [1]
+
+
+def test_what_another_has_is_fetched_if_that_is_quicker_than_computing_it() -> None:
+    assert assign([[100.0, 100.0], [20.0, 130.0]], [0.0, 0.0]) == [1, 0]
+    assert assign([[100.0, 100.0], [220.0, 330.0]], [0.0, 0.0]) == [0, 0]
+
+
+@given(SIZES, st.integers(1, 3))
+def test_it_is_never_far_from_the_best_of_all_assignments(sizes: list[int], workers: int) -> None:
+    """Of alike servers LPT is within 4/3 - 1/3m (Graham 1969)."""
+    costs, waits = [[float(size) for size in sizes]] * workers, [0.0] * workers
+    best = min(makespan(costs, waits, some) for some in product(range(workers), repeat=len(sizes)))
+    assert makespan(costs, waits, assign(costs, waits)) <= (4 / 3 - 1 / (3 * workers)) * best + 1e-6
+
+
+@given(SIZES, st.data())
+def test_nobody_is_given_what_another_is_done_with_sooner(sizes: list[int], data: st.DataObject) -> None:
+    row = st.lists(st.floats(0, 1e4), min_size=len(sizes), max_size=len(sizes))
+    costs = data.draw(st.lists(row, min_size=2, max_size=4))
+    waits = data.draw(st.lists(st.floats(0, 1e4), min_size=len(costs), max_size=len(costs)))
+    found = assign(costs, waits)
+    last = min(range(len(sizes)), key=lambda segment: costs[0][segment])  # the one that was given last
+    rest = [makespan(costs, waits, [*found[:last], worker, *found[last + 1 :]]) for worker in range(len(costs))]
+    assert min(rest) <= makespan(costs, waits, found) <= max(waits) + sum(map(max, zip(*costs, strict=True)))
