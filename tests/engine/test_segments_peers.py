@@ -78,9 +78,9 @@ def test_answers_are_those_of_composed_prefill_whoever_computed_the_segments(
     askers = [Asker(client, judge, seed) for seed, client in enumerate(clients, 1)]
     shared = [askers[0].tokens(n) for n in (300, 280, 200, 350, 90, 260)]
 
-    def asks(asker: Asker) -> list[tuple[Prompt, Any, Any]]:
+    def asks(asker: Asker, count: int) -> list[tuple[Prompt, Any, Any]]:
         found = []
-        for _ in range(6):
+        for _ in range(count):
             some = asker.rng.sample(shared, 2) + [asker.tokens(n) for n in (300, 250, 70)]
             asker.rng.shuffle(some)
             prompt, segments = asker.prompt(some, asker.rng.choice([1, 20, 130]), asker.rng.choice([0, 3, 40]))
@@ -89,16 +89,18 @@ def test_answers_are_those_of_composed_prefill_whoever_computed_the_segments(
             found.append((turn, segments, asker.ask(turn, segments)))
         return found
 
+    # One server after the other, which then are idle, and both at once.
+    answers = [(asker, asks(asker, 1)) for _ in range(4) for asker in askers]
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(asks, askers))
-    for asker, its in zip(askers, answers, strict=True):
+        answers += zip(askers, pool.map(asks, askers, (4, 4)), strict=True)
+    for asker, its in answers:
         for prompt, segments, answer in its:
             asker.check(prompt, answer, segments)
             details = said(answer)
             computed = sum(count for reason, count in details.items() if reason.startswith("miss_"))
             assert details["segment_tokens"] + computed + answer["meta_info"]["cached_tokens"] == len(prompt), details
     told = [counts(client) for client in clients]
-    assert all(each["fetched"] >= 3 for each in told), told
+    assert sum(each["fetched"] for each in told) >= 4, told
     assert told[0]["fetched"] == told[1]["handed_out"], told
     assert told[1]["fetched"] == told[0]["handed_out"], told
 

@@ -44,7 +44,7 @@ class Manager:
             self.computed.append(ids[start:end])
             if self.computes and obj.cache_salt is None:
                 self.composer.make(ids[start:end], 2)
-        yield [{"meta_info": {}} for _ in obj.input_ids]
+        yield [{"meta_info": {"cached_tokens_details": {"miss_segment_long": 1}}} for _ in obj.input_ids]
 
     async def dumper_control(self, message: Any) -> list[Any]:
         scheduler = SimpleNamespace(tree_cache=self.composer)
@@ -123,7 +123,7 @@ def test_what_left_meanwhile_is_computed_again(manager: Manager) -> None:
 def test_what_cannot_be_sent_is_said(manager: Manager) -> None:
     manager.computes = False
     answer = post(manager, PARCEL, {"form": form(manager), "segment": IDS})
-    assert (answer.status_code, "this segment is not sent: it is not there" in answer.text) == (503, True)
+    assert (answer.status_code, "this segment is not kept: segment_long" in answer.text) == (503, True)
 
 
 def test_nothing_is_computed_for_a_server_that_differs(manager: Manager) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.segments import parallel, warming
-from sglang_hybrid.engine.frontend.segments.local import Local, name
+from sglang_hybrid.engine.frontend.segments.local import Local, Mean, name
 from sglang_hybrid.engine.frontend.segments.parallel import Parallel
 from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Peer, Refused
 from sglang_hybrid.engine.frontend.settings import settings
@@ -51,9 +51,13 @@ class Other(Peer):
             return None
         return Offer([self.held(each) for each in names], self.waiting, None)
 
-    async def fetch(self, session: Any, manager: Any, who: Any, ids: list[int], tenant: Any) -> None:
+    async def send(self, session: Any, who: Any, ids: list[int], tenant: Any) -> Any:
         self.asked.append(ids)
         await self.does()
+        return SimpleNamespace(keep=self.keep)
+
+    async def keep(self, _: Any) -> None:
+        pass
 
 
 class Server:
@@ -148,8 +152,9 @@ def test_what_another_has_is_fetched_where_that_is_known_to_be_quicker(serve: Ca
     other.transfer.add(1e-5)
     server.run(document(0), document(1))
     assert (other.asked, server.computed) == ([document(0)], [document(1)])
-    other.transfer.value = 2e-3
-    other.pace.value = 2e-3
+    for _ in range(40):
+        other.transfer.add(2e-3)
+        other.pace.add(2e-3)
     server.parallel.local.forget()
     server.run(document(0), document(1))
     assert len(other.asked) == 1, "it is quicker to compute both here"
@@ -186,10 +191,10 @@ def test_a_server_that_fails_is_left_alone_for_a_while(serve: Callable[..., Serv
 def test_what_finds_no_room_here_is_no_fault_of_the_other(serve: Callable[..., Server]) -> None:
     other = Other()
 
-    async def fail() -> None:
+    async def fail(_: Any) -> None:
         raise NotKept("it is worth less than all that is kept")
 
-    other.does = fail
+    other.keep = fail  # type: ignore[method-assign]
     server = serve(other)
     server.run(document(0), document(1))
     assert not other.is_out
@@ -237,6 +242,30 @@ def test_two_requests_that_want_the_same_have_it_made_once(serve: Callable[..., 
     asyncio.run(both())
     assert len(other.asked) + len(server.computed) == 2
     assert not server.parallel._making
+
+
+def test_what_another_request_began_meanwhile_is_not_made_twice(serve: Callable[..., Server]) -> None:
+    others = Other(), Other()
+    server = serve(*others)
+
+    async def both() -> None:
+        await asyncio.gather(*(server.have(document(0), document(1), document(2)) for _ in range(5)))
+
+    asyncio.run(both())
+    assert sum(len(other.asked) for other in others) + len(server.computed) == 3
+
+
+def test_a_measurement_does_not_last() -> None:
+    now = 5.0
+    mean = Mean(lambda: now)
+    assert mean.value is None
+    mean.add(10.0)
+    mean.add(0.0)
+    assert mean.value == 7.0
+    now += 601
+    assert mean.value is None
+    mean.add(1.0)
+    assert mean.value == 1.0
 
 
 def test_paces_are_learned_from_idle_servers(serve: Callable[..., Server]) -> None:

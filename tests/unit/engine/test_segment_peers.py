@@ -71,7 +71,10 @@ def fetched(
         assert await request.json() == {"form": "f", "segment": IDS, "cache_salt": "s"}
         return web.Response(body=body, status=status)
 
-    Wire(answer).call(lambda peer, session: peer.fetch(session, None, WHO, IDS, {"cache_salt": "s"}))
+    async def fetch(peer: Peer, session: aiohttp.ClientSession) -> None:
+        await (await peer.send(session, WHO, IDS, {"cache_salt": "s"})).keep(None)
+
+    Wire(answer).call(fetch)
     return questions
 
 

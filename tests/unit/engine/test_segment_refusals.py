@@ -135,3 +135,28 @@ def test_other_versions_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.22")
     with pytest.raises(ConfigError, match=r"0\.5\.21 and 0\.5\.23 only; .* drop --hybrid-segments: 0\.5\.22"):
         refusals.check(asked(), HybridConfig(segments="on"), MODEL)
+
+
+def test_servers_that_compute_for_each_other_serve_segments_each_on_one_machine() -> None:
+    peers = "http://10.0.0.1:30000,http://10.0.0.2:30000"
+    refusals.check(asked(), HybridConfig(segments="on", segment_peers=peers), MODEL)
+    with pytest.raises(
+        ConfigError, match=r"add --hybrid-segments on or drop --hybrid-segment-peers: http://10\.0\.0\.1"
+    ):
+        refusals.check(asked(), HybridConfig(segment_peers=peers), MODEL)
+    with pytest.raises(ConfigError, match=r"of one machine each; drop --hybrid-segment-peers or --nnodes: 2$"):
+        refusals.check(asked(nnodes=2), HybridConfig(segments="on", segment_peers=peers), MODEL)
+
+
+@pytest.mark.parametrize(
+    "peers",
+    ["10.0.0.1:30000", "http://", "ftp://a:1", "http://a:99999", "http://a:1/path", "http://a:1,b", "http://[::1"],
+)
+def test_their_addresses_are_checked(peers: str) -> None:
+    with pytest.raises(ConfigError, match=r"segment_peers are addresses such as http://10\.0\.0\.1:30000: "):
+        HybridConfig(segment_peers=peers)
+
+
+def test_addresses_are_read_with_spaces_and_a_slash() -> None:
+    config = HybridConfig(segment_peers=" http://a:1/, https://b.example:2 ,,http://[::1]:3")
+    assert config.peers == ["http://a:1", "https://b.example:2", "http://[::1]:3"]

@@ -57,7 +57,9 @@ class Handing:
         said = await ask(manager, question) if self._local.has(known) else {"why": "nobody sent it yet"}
         if "why" in said:
             made = True
-            await warm(manager, {"segments": [ids], **tenant})
+            (warmed,) = (await warm(manager, {"segments": [ids], **tenant}))["segments"]
+            if not warmed["kept"]:
+                raise HTTPException(503, f"this segment is not kept: {warmed['reason']}")
             said = await ask(manager, question)
         if "why" in said:
             raise HTTPException(503, f"this segment is not sent: {said['why']}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_NAMES = 100_000
 _SPARE = 1_024
 _SHARE = 0.3
 """Of the newest measurement in a mean."""
+_LASTS_S = 600.0
 
 Tenant = dict[str, str]
 """`extra_key` and `cache_salt`, as far as a request has them."""
@@ -24,13 +26,21 @@ def name(ids: Sequence[int], tenant: Tenant) -> str:
 
 
 class Mean:
-    """A mean of measurements that forgets old ones; `value` is None before the first."""
+    """A mean of measurements that forgets old ones. A slow one must not last: who is avoided is not measured again."""
 
-    def __init__(self) -> None:
-        self.value: float | None = None
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._last, self._value = now, 0.0, 0.0
+
+    @property
+    def value(self) -> float | None:
+        """None where nothing was measured lately."""
+        return self._value if self._last and self._now() < self._last + _LASTS_S else None
 
     def add(self, measured: float) -> None:
-        self.value = measured if self.value is None else self.value + _SHARE * (measured - self.value)
+        """Another measurement."""
+        before = self.value
+        self._value = measured if before is None else before + _SHARE * (measured - before)
+        self._last = self._now()
 
 
 class Local:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,9 @@ class Share:
     segments: dict[str, list[int]]
     idle: bool
 
+    def without(self, names: Container[str]) -> Share:
+        return replace(self, segments={each: some for each, some in self.segments.items() if each not in names})
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -88,13 +91,16 @@ class Parallel:
 
     async def _have(self, manager: Any, who: dict[str, Any], cold: dict[str, list[int]], tenant: Tenant) -> None:
         """Wait for the segments `cold`, by name: those that are being made, and those that it pays to share out."""
-        wanted = {self._making[each] for each in cold if each in self._making}
-        cold = {each: some for each, some in cold.items() if each not in self._making}
-        plan = await self._plan(manager, who, cold) if sum(map(len, cold.values())) >= WORTH_TOKENS else None
+        alone = {each: some for each, some in cold.items() if each not in self._making}
+        plan = await self._plan(manager, who, alone) if sum(map(len, alone.values())) >= WORTH_TOKENS else None
+        wanted = {self._making[each] for each in cold if each in self._making}  # of which some began in between
         patience = _PATIENCE_S
         if plan is not None:
             patience = max(_LEAST_PATIENCE_S, _PATIENCE * plan.seconds) if plan.seconds else _PATIENCE_S
             for share in plan.shares:
+                share = share.without(self._making)
+                if not share.segments:
+                    continue
                 task = asyncio.create_task(self._share(manager, who, share, tenant))
                 wanted.add(task)
                 for each in share.segments:
@@ -171,7 +177,8 @@ class Parallel:
 
             async def fetch(some: list[int]) -> None:
                 async with limit:
-                    await peer.fetch(session, manager, who, some, tenant)
+                    parcel = await peer.send(session, who, some, tenant)
+                await parcel.keep(manager)  # which waits for what this server computes itself
 
             results = await asyncio.gather(*map(fetch, segments), return_exceptions=True)
         for error in results:

@@ -143,15 +143,8 @@ class Peer:
         self.way.add(time.monotonic() - began)
         return offer
 
-    async def fetch(
-        self,
-        session: aiohttp.ClientSession,
-        manager: Any,
-        who: dict[str, Any],
-        ids: list[int],
-        tenant: Tenant,
-    ) -> None:
-        """Have it send the entry of the segment `ids`, and keep that here; raises what kept it from it."""
+    async def send(self, session: aiohttp.ClientSession, who: dict[str, Any], ids: list[int], tenant: Tenant) -> Parcel:
+        """Have it send the entry of the segment `ids`; raises what kept it from it."""
         began = time.monotonic()
         body = {"form": who["form"], "segment": ids, **tenant}
         timeout = aiohttp.ClientTimeout(total=PARCEL_S)
@@ -166,11 +159,23 @@ class Peer:
             await files.fill(int(head["bytes"]), response.content)
         if not head["made"]:
             self.transfer.add((time.monotonic() - began) / len(ids))
-        question = {"unpack": ids, "form": who["form"], "from": files.paths, **tenant}
-        said = await ask(manager, {**question, "tokens": head["tokens"], "kept": head["kept"], "made": head["made"]})
+        self.fetched += 1
+        about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
+        return Parcel({"unpack": ids, "form": who["form"], "from": files.paths, **tenant, **about}, files)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An entry in `files`, and the `question` to this server's scheduler that makes it one of its own."""
+
+    question: dict[str, Any]
+    files: Files
+
+    async def keep(self, manager: Any) -> None:
+        """Raises NotKept where this server has no room for it, ConfigError where its scheduler is at fault."""
+        said = await ask(manager, self.question)
         if "why" in said:
             raise NotKept(said["why"])
-        self.fetched += 1
 
 
 async def _json(response: aiohttp.ClientResponse) -> Any:

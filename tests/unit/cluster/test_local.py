@@ -1,0 +1,59 @@
+"""The flags that a cluster gives its servers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.cluster import local, route
+from sglang_hybrid.cluster.local import _Kept
+
+
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *flags: str, servers: int = 3) -> list[_Kept]:
+    """The servers of `sglang-hybrid cluster`, none of which is started."""
+    found: list[_Kept] = []
+
+    async def run(_: argparse.Namespace, kept: list[_Kept]) -> int:
+        found.extend(kept)
+        return 0
+
+    def now(coroutine: Any) -> int:
+        return asyncio.run(coroutine)
+
+    monkeypatch.setattr(local, "_run", run)
+    monkeypatch.setattr(route, "run", now)
+    argv = [
+        "--servers",
+        str(servers),
+        "--model-path",
+        "m",
+        "--logs",
+        str(tmp_path / "logs"),
+        "--",
+        "--device",
+        "cpu",
+        *flags,
+    ]
+    assert local.main(argv) == 0
+    return found
+
+
+@pytest.mark.parametrize("flags", [("--hybrid-segments", "on"), ("--hybrid-segments=on",)])
+def test_servers_with_segments_compute_them_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    servers = started(monkeypatch, tmp_path, *flags)
+    peers = ",".join(server.url for server in servers)
+    assert all(server.flags[-2:] == ["--hybrid-segment-peers", peers] for server in servers)
+    assert len({server.url for server in servers}) == 3
+
+
+def test_others_and_one_alone_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = ("--hybrid-segments", "on", "--hybrid-segment-peers", "http://a:1")
+    for flags, count in (((), 2), (("--hybrid-segments", "off"), 2), (("--hybrid-segments", "on"), 1), (own, 2)):
+        for server in started(monkeypatch, tmp_path, *flags, servers=count):
+            assert server.flags.count("--hybrid-segment-peers") == flags.count("--hybrid-segment-peers")
