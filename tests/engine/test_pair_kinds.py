@@ -20,6 +20,7 @@ import pytest
 
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine import compat
 from tests.engine.pairs import (
     CHECKSUMS,
     FLAGS,
@@ -41,6 +42,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 KEPT = ("--disaggregation-decode-enable-radix-cache", "--enable-metrics")
 
 
+with_kv = pytest.mark.skipif(
+    compat.engine_version() != compat.PRIMARY, reason="with other versions a server that decodes keeps KV SGLang's way"
+)
+
+
 @pytest.fixture(scope="module")
 def keeping(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pair(models("gdn"), tmp_path_factory.mktemp("keeping"), *KEPT) as made:
@@ -54,6 +60,7 @@ def sent_mb(made: Cluster) -> float:
     return sum(map(float, re.findall(r"^sglang:kv_transfer_total_mb_sum\{.*\} (\S+)$", told, re.M)))
 
 
+@with_kv
 @needs("mooncake")
 def test_what_a_server_that_decodes_has_is_not_sent_again(
     keeping: Cluster, references: Callable[[str], Reference]
@@ -80,6 +87,7 @@ def test_what_a_server_that_decodes_has_is_not_sent_again(
     assert_nothing_is_left(keeping)
 
 
+@with_kv
 @needs("mooncake")
 def test_kept_kv_under_load_leaves_nothing_behind(keeping: Cluster, references: Callable[[str], Reference]) -> None:
     assert assert_answers(keeping, references("gdn"), prompts(12, 32), 24) > 5

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_hybrid.engine.cache.hooks import details
 from sglang_hybrid.engine.cache.requests import tracked
-from sglang_hybrid.engine.pairs import checksums, guards, misses
+from sglang_hybrid.engine.pairs import checksums, guards, indices, misses
 from sglang_hybrid.prefix.misses import REASONS
 
 
@@ -272,3 +272,10 @@ def test_a_write_that_cannot_be_done_has_failed(caplog: pytest.LogCaptureFixture
     assert guards.survive(write, 1) == -1
     assert "slot size mismatch" in caplog.text
     assert guards.survive(lambda at: at, 0) == 0
+
+
+def test_numbers_of_pages_are_sent_from_where_they_are_on_a_cpu() -> None:
+    sender = type("Sender", (), {"supports_host_tensor_indices": True})
+    one, other = sender(), sender()
+    indices.at_hand(None, SimpleNamespace(disagg_kv_sender=one), last_chunk=True)
+    assert (one.supports_host_tensor_indices, other.supports_host_tensor_indices) == (False, True)

@@ -6,6 +6,7 @@
 | a server that decodes reuses KV only where it has states | where it has KV: states are handed over | kv_cache.py   |
 | checksums of what is handed over need CUDA               | on a CPU too                            | checksums.py  |
 | requests and servers that do not fit end its schedulers  | the request is refused, or fails        | guards.py     |
+| copies numbers of pages to pinned memory                 | on a CPU they are there                 | indices.py    |
 | NIXL is told that states are in a GPU's memory           | on a CPU, that they are in the host's   | nixl.py       |
 
 What they need before they start is in `launch/disaggregation.py`.

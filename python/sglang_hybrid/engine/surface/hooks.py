@@ -214,6 +214,14 @@ HOOKS: tuple[Hook, ...] = (
         for name in ("send_kvcache", "maybe_send_extra", "send_aux")
     ),
     Hook(
+        "srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin._send_kv_chunk",
+        "BEFORE",
+        "pairs.indices:at_hand",
+        SCHEDULER,
+        "cpu",
+        since="0.5.22",
+    ),
+    Hook(
         "srt.disaggregation.checksum:KvChecksumComputer.compute",
         "REPLACE",
         "pairs.checksums:compute",
