@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.segment.dispatch import assign, makespan
+from sglang_hybrid.segment.dispatch import assign, makespan, shared_out
 
 SIZES = st.lists(st.integers(1, 4000), min_size=1, max_size=6)
 
@@ -46,3 +46,40 @@ def test_nobody_is_given_what_another_is_done_with_sooner(sizes: list[int], data
     last = min(range(len(sizes)), key=lambda segment: costs[0][segment])  # the one that was given last
     rest = [makespan(costs, waits, [*found[:last], worker, *found[last + 1 :]]) for worker in range(len(costs))]
     assert min(rest) <= makespan(costs, waits, found) <= max(waits) + sum(map(max, zip(*costs, strict=True)))
+
+
+def test_idle_servers_share_and_one_alone_does_not() -> None:
+    sizes = [100.0] * 4
+    assert shared_out([sizes, sizes], [0.0, 0.0]) == ([0, 1, 0, 1], 200.0)
+    assert shared_out([sizes], [0.0]) is None
+    assert shared_out([[100.0], [100.0]], [0.0, 0.0]) is None
+    assert shared_out([[100.0], [89.0]], [0.0, 0.0]) == ([1], 89.0)
+    assert shared_out([[100.0], [91.0]], [0.0, 0.0]) is None, "as good as nothing is gained"
+
+
+def test_servers_that_are_all_busy_share_nothing() -> None:
+    """Each prompt would queue twice: for its share, and then for itself."""
+    sizes = [100.0] * 4
+    assert shared_out([sizes, sizes], [400.0, 400.0]) is None
+    assert shared_out([sizes, sizes], [4000.0, 4000.0]) is None
+    assert shared_out([sizes, sizes], [20.0, 20.0]) is not None
+
+
+def test_a_busy_server_is_relieved_by_an_idle_one() -> None:
+    sizes = [100.0] * 4
+    assert shared_out([sizes, sizes], [4000.0, 0.0]) == ([1, 1, 1, 1], 400.0)
+    assert shared_out([sizes, [110.0] * 4], [4000.0, 0.0]) is None, "but not by one that is slower"
+    assert shared_out([sizes, sizes, sizes], [4000.0, 0.0, 0.0]) == ([1, 2, 1, 2], 200.0)
+
+
+@given(SIZES, st.data())
+def test_nothing_is_shared_out_that_would_come_later(sizes: list[int], data: st.DataObject) -> None:
+    row = st.lists(st.floats(1, 1e4), min_size=len(sizes), max_size=len(sizes))
+    costs = data.draw(st.lists(row, min_size=1, max_size=4))
+    waits = data.draw(st.lists(st.floats(0, 1e4), min_size=len(costs), max_size=len(costs)))
+    found = shared_out(costs, waits)
+    if found is not None:
+        way, seconds = found
+        assert any(way)
+        assert seconds == makespan(costs, waits, way)
+        assert seconds + waits[0] <= waits[0] + sum(costs[0])

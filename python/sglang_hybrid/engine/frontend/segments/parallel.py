@@ -28,7 +28,7 @@ from sglang_hybrid.engine.frontend.segments.peers import NotKept, Peer
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
-from sglang_hybrid.segment.dispatch import assign, makespan
+from sglang_hybrid.segment.dispatch import shared_out
 from sglang_hybrid.segment.geometry import LEAST_TOKENS, Range
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,6 @@ _AT_ONCE = 2
 _PATIENCE_S, _LEAST_PATIENCE_S = 30.0, 1.0
 _PATIENCE = 4
 """Times what was expected."""
-_GAIN = 0.9
-"""Of the time that this server takes alone: what is no sooner than that is not worth it."""
 
 outer: ContextVar[Any] = ContextVar("outer", default=None)
 """The request of a client as it came: one prompt or a list of them."""
@@ -133,10 +131,10 @@ class Parallel:
             costs.append([size * (way if held else its) for size, held in zip(sizes, offer.held, strict=True)])
             waits.append(its * offer.waiting + ((peer.way.value or 0.0) if known else 0.0))
             idle.append(not offer.waiting and not any(offer.held))
-        assigned = assign(costs, waits)
-        seconds = makespan(costs, waits, assigned)
-        if seconds > _GAIN * makespan(costs, waits, [0] * len(sizes)):
+        found = shared_out(costs, waits)
+        if found is None:
             return None
+        assigned, seconds = found
         peers = [None, *(peer for peer, _ in there)]
         shares = [
             Share(
