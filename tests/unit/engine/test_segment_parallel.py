@@ -207,6 +207,7 @@ def test_nobody_waits_for_ever(serve: Callable[..., Server], monkeypatch: pytest
     server = serve(other)
     server.run(document(0), document(1))
     assert len(server.computed) == 1
+    assert (other.is_out, other.why) == (True, "TimeoutError: nothing came within 0.0 s")
 
 
 def test_what_is_computed_ahead_in_vain_is_no_error(

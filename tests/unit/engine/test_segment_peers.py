@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -119,6 +120,30 @@ def probed(answer: Callable[[web.Request], Any]) -> tuple[Any, Peer]:
 
 
 SAID = {"server": "there", "form": "f", "held": [True], "waiting": 3, "pace": 0.1}
+
+
+def test_a_server_that_answers_and_sends_nothing_is_left_alone_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(SAID) if request.path.endswith("probe") else web.Response(status=503)
+
+    async def do(peer: Peer, session: aiohttp.ClientSession) -> list[float]:
+        nonlocal now
+        pauses = []
+        for _ in range(7):
+            assert await peer.probe(session, "here", "f", ["n"]) is not None
+            with pytest.raises(Refused) as refused:
+                await peer.send(session, WHO, IDS, {})
+            peer.fail(refused.value)
+            before = now
+            while peer.is_out:
+                now += 1
+            pauses.append(now - before)
+        return pauses
+
+    assert Wire(answer).call(do) == [5, 10, 20, 40, 80, 120, 120]
 
 
 def test_a_probe_tells_what_another_has() -> None:

@@ -92,6 +92,7 @@ class Parallel:
         alone = {each: some for each, some in cold.items() if each not in self._making}
         plan = await self._plan(manager, who, alone) if sum(map(len, alone.values())) >= WORTH_TOKENS else None
         wanted = {self._making[each] for each in cold if each in self._making}  # of which some began in between
+        ours: dict[asyncio.Task[None], Share] = {}
         patience = _PATIENCE_S
         if plan is not None:
             patience = max(_LEAST_PATIENCE_S, _PATIENCE * plan.seconds) if plan.seconds else _PATIENCE_S
@@ -101,13 +102,15 @@ class Parallel:
                     continue
                 task = asyncio.create_task(self._share(manager, who, share, tenant))
                 wanted.add(task)
+                ours[task] = share
                 for each in share.segments:
                     self._making[each] = task
                 task.add_done_callback(partial(self._made, share))
         if wanted:
             _, late = await asyncio.wait(wanted, timeout=patience)
-            if late:
-                logger.warning("%d of %d servers were too late with their segments", len(late), len(wanted))
+            for task in late & ours.keys():
+                if (peer := ours[task].peer) is not None:
+                    peer.fail(TimeoutError(f"nothing came within {patience:.1f} s"))
 
     def _made(self, share: Share, _: asyncio.Task[None]) -> None:
         for each in share.segments:

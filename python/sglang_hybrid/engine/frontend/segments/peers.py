@@ -137,9 +137,6 @@ class Peer:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, Refused) as error:
             self.fail(error)
             return None
-        if self.why:
-            logger.warning("%s computes segments for this server again", self.url)
-        self.why, self._pause = "", _FIRST_S
         self.way.add(time.monotonic() - began)
         return offer
 
@@ -160,6 +157,9 @@ class Peer:
         if not head["made"]:
             self.transfer.add((time.monotonic() - began) / len(ids))
         self.fetched += 1
+        if self.why:
+            logger.warning("%s computes segments for this server again", self.url)
+        self.why, self._pause = "", _FIRST_S
         about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
         return Parcel({"unpack": ids, "form": who["form"], "from": files.paths, **tenant, **about}, files)
 
