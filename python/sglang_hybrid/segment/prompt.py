@@ -142,7 +142,7 @@ class SegmentedPrompt:
             inside = max(0, min(high, each.interior[1]) - max(low, each.interior[0])) if each.composed else high - low
             reason = each.reason
             if not each.decided and each.composed:
-                reason = "" if index.find(each.key) is not None else COLD
+                reason = self._owed.get(each.key, "") if index.find(each.key) is not None else COLD
             found[SEAM] += high - low - inside
             if reason:
                 found[reason] += inside
@@ -260,8 +260,7 @@ class SegmentedPrompt:
     def _decide(self, each: Segment, index: SegmentIndex, now: float) -> int:
         """Reuse `each`, make its entry, or take it for plain text; returns the tokens that are run to make it."""
         entry, cold = index.find(each.key), 0
-        if entry is not None and entry.owed is not None and not self.ahead:
-            self._marks[each.key], self._owed[each.key], entry.owed = entry.mark, entry.owed, None
+        self._claim(entry)
         if each.key not in self._marks:
             self._marks[each.key] = index.sight(each.key, now)
         mark = self._marks[each.key]
@@ -280,6 +279,11 @@ class SegmentedPrompt:
         self._new.append(each)
         return cold
 
+    def _claim(self, entry: Entry | None) -> None:
+        """`entry` was made for this prompt, if it is owed to one that comes behind it."""
+        if entry is not None and entry.owed is not None and not self.ahead:
+            self._marks[entry.key], self._owed[entry.key], entry.owed = entry.mark, entry.owed, None
+
     def commit(self, index: SegmentIndex) -> Pass:
         """The open pass will run: what it makes is there for those that come behind it."""
         made = self._open
@@ -287,6 +291,9 @@ class SegmentedPrompt:
             raise InvariantError(f"a pass runs that was decided on before: {len(self.segments)} segments")
         if any(segment.entry is not None and segment.entry.void for segment in self._new):
             raise InvariantError(f"who relies on an entry that is not made begins its pass anew: {made.start}")
+        for segment in self.segments:
+            if segment.able and not segment.decided:  # of a later pass, whose reason is foretold
+                self._claim(index.find(segment.key))
         self._open, self._pending, fresh = None, made.pending, [cold.entry for cold in made.cold]
         reasons = {segment.entry: segment.reason for segment in self._new}
         for entry in fresh:

@@ -139,6 +139,25 @@ def test_what_is_made_ahead_of_a_request_counts_as_made_for_it() -> None:
     index.check()
 
 
+def test_what_was_made_ahead_for_a_later_pass_is_told_with_the_first() -> None:
+    """And belongs to whoever came first, whatever comes in between."""
+    index = an_index()
+    for range_ in ((20, 120), (120, 220)):
+        run(SegmentedPrompt(two().ids, (range_,), SEAMS, two().identity, ahead=True), index)
+    first, other = two(), two()
+    assert first.begin(0, 230, Limits(28, 100), index, 1.0) is not None
+    first.commit(index)
+    assert first.misses(0, index) == {"segment_seam": 32, "segment_cold": 168}
+    run(other, index, now=2.0)
+    assert (other.misses(0, index), other.reused_tokens) == ({"segment_seam": 32}, 168)
+    while (at := first.begin(112, 230, FREE, index, 3.0)) is not None and at.end < 230:
+        first.commit(index)
+    first.commit(index)
+    first.end(index)
+    assert (first.misses(0, index), first.reused_tokens) == ({"segment_seam": 32, "segment_cold": 168}, 0)
+    index.check()
+
+
 def test_a_segment_that_never_found_room_is_refused() -> None:
     index = an_index(2)  # one block of states, one of KV; 84 tokens take two
     prompt = a_prompt([*A, *QUESTION], [(0, 100)], SEAMS)
