@@ -99,6 +99,18 @@ def test_form_is_of_model_weights_and_layout_and_not_of_a_path() -> None:
     assert exchange(other).form != exchange(one).form
 
 
+def test_form_is_of_what_the_model_computes_by() -> None:
+    def of(**config: Any) -> bytes:
+        net = model()
+        net.config = SimpleNamespace(to_dict=lambda: {"_name_or_path": "a", "rope": {"theta": 1e4}, **config})  # type: ignore[assignment]
+        return exchange(static(), net).form
+
+    assert of() == of(_name_or_path="b", transformers_version="9") != exchange(static()).form
+    assert of() != of(rope={"theta": 2e4})
+    assert of(eps=1e-5) != of(eps=1e-6)
+    assert of(kind=CPU, none=None, list=[1, (2,)]) == of(kind=CPU, none=None, list=[1, (2,)])
+
+
 def test_a_digest_sees_every_weight() -> None:
     net = model()
     before = digest(net)

@@ -18,7 +18,7 @@ ENVIRONMENT_KEY = "SGLANG_HYBRID_MODEL_FINGERPRINT"
 """Where the launcher leaves it for `/server_info` (`frontend/access.py`)."""
 
 _END_BYTES = 1 << 16
-_NOT_THE_MODEL = ("_name_or_path", "transformers_version")
+NOT_THE_MODEL = ("_name_or_path", "transformers_version")
 """What a copy of a configuration may have differently."""
 
 
@@ -31,7 +31,7 @@ def leave(path: str, config: dict[str, Any] | None) -> None:
 
 def of(folder: Path, config: dict[str, Any]) -> str:
     """Sixteen hexadecimal digits."""
-    kept = {name: value for name, value in config.items() if name not in _NOT_THE_MODEL}
+    kept = {name: value for name, value in config.items() if name not in NOT_THE_MODEL}
     digest = sha256(json.dumps(kept, sort_keys=True).encode())
     for file in sorted(each for each in folder.iterdir() if each.suffix in WEIGHT_SUFFIXES):
         size = file.stat().st_size

@@ -8,6 +8,7 @@ writes its share into a file that its HTTP process holds, and reads its own from
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from array import array
@@ -21,6 +22,7 @@ import torch
 from sglang_hybrid import __version__
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import requests
+from sglang_hybrid.engine.launch.fingerprint import NOT_THE_MODEL
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.engine.segments.parcels import FORM_BYTES, Parcels
 from sglang_hybrid.engine.segments.weights import digest
@@ -60,7 +62,7 @@ class Exchange:
             layer = composer.store.layers[0]
             about = (
                 __version__, compat.engine_version(), shapes, layer.end_state.dtype, mode, seams.head, seams.tail,
-                composer.store.state_bytes, self._ranks,
+                composer.store.state_bytes, self._ranks, _settings(getattr(self._model, "config", None)),
             )  # fmt: skip
             weights = digest(self._model)
             all_ranks = [weights] if self._group is None else self._group.gathered(weights)
@@ -203,3 +205,16 @@ class Exchange:
 
 def _tenant(question: dict[str, Any]) -> Any:
     return SimpleNamespace(extra_key=question.get("extra_key"), cache_salt=question.get("cache_salt"))
+
+
+def _settings(config: Any) -> str:
+    """What a model computes by beside its weights, as changed at the start: norms, rotary angles, windows."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): kept(each) for key, each in value.items() if key not in NOT_THE_MODEL}
+        if isinstance(value, list | tuple):
+            return [kept(each) for each in value]
+        return value if isinstance(value, str | int | float | None) else str(type(value))
+
+    return json.dumps(kept(config.to_dict()) if hasattr(config, "to_dict") else None, sort_keys=True)
