@@ -29,12 +29,13 @@ import sys
 import tempfile
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.segments import LEAD, QUESTION, SIZES, Load, Prompt, ask, milliseconds
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, words
+from benchmarks.serving.segments import SIZES, Load, Prompt, ask, milliseconds, over
+from benchmarks.serving.servers import ENVIRONMENT, STOCK
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
@@ -81,11 +82,12 @@ def started(folder: Path, scratch: Path, stack: contextlib.ExitStack, memory_gb:
 
 def moved(rng: random.Random, prompt: Prompt) -> Prompt:
     """The documents of `prompt` in another order, behind another lead, with another question."""
-    ids, ranges = words(rng, LEAD), []
-    for low, high in rng.sample(prompt[1], len(prompt[1])):
-        ranges.append([len(ids), len(ids) + high - low])
-        ids = ids + prompt[0][low:high]
-    return ids + words(rng, QUESTION), ranges
+
+    def documents() -> Iterator[list[int]]:
+        for low, high in rng.sample(prompt[1], len(prompt[1])):
+            yield prompt[0][low:high]
+
+    return over(rng, documents())
 
 
 def peers(server: Server) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ Limits = tuple[float, float]
 """Seconds to the first token of one prompt alone, and the limit under load."""
 
 
+def over(rng: random.Random, documents: Iterable[list[int]]) -> Prompt:
+    """A prompt over `documents`, which are asked for once its lead is drawn: a seed gives the same prompts as ever."""
+    ids, ranges = words(rng, LEAD), []
+    for document in documents:
+        ranges.append([len(ids), len(ids) + len(document)])
+        ids = ids + document
+    return ids + words(rng, QUESTION), ranges
+
+
 class Load:
     """Prompts over one set of documents."""
 
@@ -69,23 +79,13 @@ class Load:
             number = self.rng.choices(range(len(self.documents)), self._weights)[0]
             if number not in chosen:
                 chosen.append(number)
-        ids, ranges = words(self.rng, LEAD), []
-        new = [words(self.rng, len(self.documents[0])) for _ in range(fresh)]
-        for document in [*(self.documents[number] for number in chosen), *new]:
-            ranges.append([len(ids), len(ids) + len(document)])
-            ids = ids + document
-        return ids + words(self.rng, QUESTION), ranges
+        new = (words(self.rng, len(self.documents[0])) for _ in range(fresh))
+        return over(self.rng, chain((self.documents[number] for number in chosen), new))
 
     def all(self) -> list[Prompt]:
         """Prompts that hold every document once, to warm up."""
-        made = []
-        for first in range(0, len(self.documents), self.per_prompt):
-            ids, ranges = words(self.rng, LEAD), []
-            for document in self.documents[first : first + self.per_prompt]:
-                ranges.append([len(ids), len(ids) + len(document)])
-                ids = ids + document
-            made.append((ids + words(self.rng, QUESTION), ranges))
-        return made
+        starts = range(0, len(self.documents), self.per_prompt)
+        return [over(self.rng, self.documents[first : first + self.per_prompt]) for first in starts]
 
 
 def ask(server: Server, prompt: Prompt, mark: bool, tokens: int = ANSWER) -> tuple[float, dict[str, Any]]:

@@ -93,9 +93,13 @@ def _roles(options: argparse.Namespace) -> list[str]:
     return [("" if name == "servers" else name) for name, count in counts.items() for _ in range(count)]
 
 
+def _named(name: str, flags: list[str]) -> bool:
+    return any(flag.partition("=")[0] == name for flag in flags)
+
+
 def _shares_segments(flags: list[str]) -> bool:
     """Whether the servers keep segments, and nobody says who computes them for whom."""
-    if any(flag.partition("=")[0] == "--hybrid-segment-peers" for flag in flags):
+    if _named("--hybrid-segment-peers", flags):
         return False
     return "--hybrid-segments=on" in flags or ("--hybrid-segments", "on") in pairwise(flags)
 
@@ -154,9 +158,7 @@ class _Kept:
             "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
             "topic": "kv",
         }
-        paged = (
-            [] if any(flag.partition("=")[0] == "--page-size" for flag in flags) else ["--page-size", str(PAGE_TOKENS)]
-        )
+        paged = [] if _named("--page-size", flags) else ["--page-size", str(PAGE_TOKENS)]
         told = ["--hybrid-state-events", "published", "--kv-events-config", json.dumps(channel)]
         if role:
             paged += ["--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap)]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 from sglang_hybrid.cluster.channel import Channel, Follower
+from sglang_hybrid.core import addresses
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.routing.index import RestartIndex
 
@@ -88,14 +88,8 @@ def checked(urls: list[str]) -> list[str]:
     """The addresses of workers without what is too much; raises ConfigError for one that is none, or there twice."""
     found: list[str] = []
     for url in urls:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            right = (
-                parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) and parts.path in ("", "/")
-            )
-        except ValueError:
-            right = False
-        if not right or parts.query or parts.username:
+        parts = addresses.server(url if "://" in url else f"http://{url}")
+        if parts is None or parts.query or parts.username:
             raise ConfigError(f"a worker is the address of a server, such as http://10.0.0.1:30000: {url}")
         name = f"{parts.scheme}://{parts.netloc}"
         if name in found:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from sglang_hybrid.core import addresses
 from sglang_hybrid.core.errors import ConfigError
 
 ENVIRONMENT_KEY = "SGLANG_HYBRID_CONFIG"
@@ -133,7 +133,7 @@ class HybridConfig:
         if not 0 <= self.seam_tokens <= 1024:
             raise ConfigError(f"seam_tokens must be between 0 and 1024: {self.seam_tokens}")
         for url in self.peers:
-            if not _is_address(url):
+            if (parts := addresses.server(url)) is None or parts.port == 0:
                 raise ConfigError(f"segment_peers are addresses such as http://10.0.0.1:30000: {url}")
         if self.max_sequences < 1:
             raise ConfigError(f"max_sequences must be 1 or more: {self.max_sequences}")
@@ -190,15 +190,6 @@ class HybridConfig:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-def _is_address(url: str) -> bool:
-    """Whether `url` is a server's, without a path."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _coerce(key: str, value: Any, kind: type) -> Any:

@@ -12,6 +12,13 @@ from sglang_hybrid.segment.dispatch import assign, makespan, shared_out
 SIZES = st.lists(st.integers(1, 4000), min_size=1, max_size=6)
 
 
+def drawn(data: st.DataObject, segments: int, least: float, workers: int) -> tuple[list[list[float]], list[float]]:
+    """Costs of at least `least`, for `workers` to four workers, and what waits at each."""
+    row = st.lists(st.floats(least, 1e4), min_size=segments, max_size=segments)
+    costs = data.draw(st.lists(row, min_size=workers, max_size=4))
+    return costs, data.draw(st.lists(st.floats(0, 1e4), min_size=len(costs), max_size=len(costs)))
+
+
 def test_alike_servers_get_the_longest_first() -> None:
     sizes = [1000.0, 4000.0, 3000.0, 2000.0]
     found = assign([sizes, sizes], [0.0, 0.0])
@@ -39,9 +46,7 @@ def test_it_is_never_far_from_the_best_of_all_assignments(sizes: list[int], work
 
 @given(SIZES, st.data())
 def test_nobody_is_given_what_another_is_done_with_sooner(sizes: list[int], data: st.DataObject) -> None:
-    row = st.lists(st.floats(0, 1e4), min_size=len(sizes), max_size=len(sizes))
-    costs = data.draw(st.lists(row, min_size=2, max_size=4))
-    waits = data.draw(st.lists(st.floats(0, 1e4), min_size=len(costs), max_size=len(costs)))
+    costs, waits = drawn(data, len(sizes), least=0, workers=2)
     found = assign(costs, waits)
     last = min(range(len(sizes)), key=lambda segment: costs[0][segment])  # the one that was given last
     rest = [makespan(costs, waits, [*found[:last], worker, *found[last + 1 :]]) for worker in range(len(costs))]
@@ -74,9 +79,7 @@ def test_a_busy_server_is_relieved_by_an_idle_one() -> None:
 
 @given(SIZES, st.data())
 def test_nothing_is_shared_out_that_would_come_later(sizes: list[int], data: st.DataObject) -> None:
-    row = st.lists(st.floats(1, 1e4), min_size=len(sizes), max_size=len(sizes))
-    costs = data.draw(st.lists(row, min_size=1, max_size=4))
-    waits = data.draw(st.lists(st.floats(0, 1e4), min_size=len(costs), max_size=len(costs)))
+    costs, waits = drawn(data, len(sizes), least=1, workers=1)
     found = shared_out(costs, waits)
     if found is not None:
         way, seconds = found

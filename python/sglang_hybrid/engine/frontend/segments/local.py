@@ -7,7 +7,10 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
+
+from sglang_hybrid.engine.cache import requests
 
 MOST_NAMES = 100_000
 _SPARE = 1_024
@@ -21,7 +24,7 @@ Tenant = dict[str, str]
 
 def name(ids: Sequence[int], tenant: Tenant) -> str:
     """What a segment is known by among servers, however each of them calls its model."""
-    about = repr((tenant.get("extra_key"), tenant.get("cache_salt"))).encode()
+    about = repr(requests.namespace(SimpleNamespace(**tenant))).encode()
     return hashlib.blake2b(about + b"\0" + array("q", ids).tobytes(), digest_size=16).hexdigest()
 
 

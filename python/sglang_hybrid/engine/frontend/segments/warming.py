@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.cache import hints
+from sglang_hybrid.engine.cache import hints, requests
 from sglang_hybrid.engine.frontend.limits import KEY as MOST_KEY
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import prompts
@@ -43,8 +44,7 @@ async def warm(manager: Any, body: Any, request: Any = None, *, ahead: bool = Fa
         (answers,) = [each async for each in manager.generate_request(obj, request)]
     finally:
         here.reset(token)
-    names = (tenant.get("extra_key"), tenant.get("cache_salt"))
-    namespace = None if names == (None, None) else repr(names)
+    namespace = requests.namespace(SimpleNamespace(**tenant))
     found = (await ask(manager, {"find": given, "namespace": namespace}))["entries"]
     return {"segments": [_said(entry, ids, done) for entry, ids, done in zip(found, given, answers, strict=True)]}
 
