@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from array import array
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from sglang_hybrid.engine.cache.hooks import details
 from sglang_hybrid.engine.cache.requests import tracked
-from sglang_hybrid.engine.pairs import checksums, guards, indices, misses
+from sglang_hybrid.engine.pairs import checksums, connections, guards, indices, misses
 from sglang_hybrid.prefix.misses import REASONS
+from tests.engine.support import eventually
 
 
 def buffers() -> Any:
@@ -126,6 +130,84 @@ def test_a_sum_is_never_none(monkeypatch: pytest.MonkeyPatch, pools: tuple[Any, 
 
     monkeypatch.setattr(checksums, "zlib", SimpleNamespace(crc32=lambda *_: 0))
     assert pools[0].compute(torch.tensor([0]), torch.tensor([0])), "SGLang takes 0 for a server that computes none"
+
+
+class Prefills:
+    """A scheduler that prefills, as far as one that decodes connects to it, and SGLang's receiver of its KV."""
+
+    def __init__(self, manager: Any, address: str) -> None:
+        from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+        self.socket = zmq.Context.instance().socket(zmq.PULL)
+        scheduler = {"rank_ip": "127.0.0.1", "rank_port": self.socket.bind_to_random_port("tcp://127.0.0.1")}
+        manager.connection_pool[f"{address}_0_0_0"] = [scheduler]
+        manager.prefill_info_table[address] = "what it is"
+        self.receiver: Any = SimpleNamespace(
+            kv_mgr=manager,
+            bootstrap_addr=address,
+            bootstrap_infos=[scheduler],
+            _connect_to_bootstrap_server=CommonKVReceiver._connect_to_bootstrap_server,
+        )
+        connections.watch(None, self.receiver)
+        self.end = CommonKVReceiver._connect_to_bootstrap_server(scheduler)[0]
+
+
+@pytest.fixture
+def decodes() -> Iterator[Any]:
+    """What a scheduler that decodes knows of those that prefill, which `met` adds."""
+    from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+    manager: Any = SimpleNamespace(connection_lock=threading.Lock(), connection_pool={}, prefill_info_table={})
+    made: list[Prefills] = []
+
+    def met(address: str = "10.0.0.1:8998") -> Prefills:
+        made.append(Prefills(manager, address))
+        return made[-1]
+
+    manager.met = met
+    yield manager
+    for each in made:
+        each.socket.close()
+        CommonKVReceiver.disconnect_endpoint(f"tcp://127.0.0.1:{each.receiver.bootstrap_infos[0]['rank_port']}")
+
+
+def forgets(manager: Any) -> bool:
+    connections.forget_gone(manager)
+    return "10.0.0.1:8998" not in manager.prefill_info_table
+
+
+def test_a_server_that_prefills_is_met_anew_when_it_was_started_again(decodes: Any) -> None:
+    first, other = decodes.met(), decodes.met("10.0.0.1:89989")
+    connections.watch(None, first.receiver)  # with the next request
+    first.end.send(b"of a request")
+    assert first.socket.recv() == b"of a request"
+    assert not forgets(decodes), "it is there"
+    first.socket.close()
+    assert eventually(lambda: forgets(decodes))
+    assert (first.end.closed, other.end.closed) == (True, False)
+    assert list(decodes.prefill_info_table) == ["10.0.0.1:89989"]
+    assert list(decodes.connection_pool) == ["10.0.0.1:89989_0_0_0"]
+    again = decodes.met()
+    again.end.send(b"of the next")
+    assert again.socket.recv() == b"of the next"
+    time.sleep(0.3)
+    assert not forgets(decodes), "what the old one left is not heard of the new one"
+
+
+def test_a_server_that_was_gone_before_it_was_reached_is_met_anew(decodes: Any) -> None:
+    decodes.met("10.0.0.2:8998").socket.close()
+    assert eventually(lambda: connections.of(decodes).gone)
+    connections.forget_gone(decodes)
+    assert not decodes.prefill_info_table
+
+
+def test_threads_end_with_their_connections(decodes: Any) -> None:
+    made = [decodes.met(f"10.9.9.{at}:8998") for at in range(5)]
+    threads = [each for each in threading.enumerate() if each.name.startswith("prefills 10.9.9.")]
+    assert len(threads) == 5
+    for each in made:
+        each.end.close()  # as where SGLang's looks found nobody
+    assert eventually(lambda: not any(each.is_alive() for each in threads))
 
 
 class Queue:

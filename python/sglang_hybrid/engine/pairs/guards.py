@@ -16,6 +16,8 @@ from http import HTTPStatus
 from typing import Any
 from weakref import finalize
 
+from sglang_hybrid.engine.pairs import connections
+
 MOST_ROOM = 2**63 - 1
 LONGEST_HOST = 255
 
@@ -39,6 +41,7 @@ def admit(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwar
     manager = queue.kv_manager
     rooms: set[int] = manager.__dict__.setdefault("sglang_hybrid_rooms", set())
     _forget(manager, rooms)
+    connections.forget_gone(manager)
     why = _refusal(queue, req, rooms)
     if why is None:
         result = original(queue, req, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
+from sglang_hybrid.engine.surface.pairs import PAIRS
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
 from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, DRAWING, SPECULATION
 
@@ -22,7 +23,6 @@ _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
 _CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
-_HANDED_OVER = "srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req"
 
 HOOKS: tuple[Hook, ...] = (
     # Where SGLang launches a compiled or Triton kernel whatever the device is.
@@ -191,48 +191,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
     ),
     *SPECULATION,
-    # Prefill/decode pairs.
-    Hook("srt.disaggregation.utils:MetadataBuffers.set_buf", "AFTER", "pairs.misses:send", SCHEDULER),
-    Hook(_HANDED_OVER, "AFTER", "pairs.misses:take", SCHEDULER),
-    Hook(_HANDED_OVER, "AFTER", "pairs.kv_cache:uncounted", SCHEDULER),
-    Hook("srt.disaggregation.prefill:PrefillBootstrapQueue.add", "AROUND", "pairs.guards:admit", SCHEDULER),
-    Hook("srt.disaggregation.decode:DecodePreallocQueue.add", "AROUND", "pairs.guards:admit", SCHEDULER),
-    Hook(
-        "srt.disaggregation.common.conn:CommonKVManager.try_ensure_parallel_info",
-        "AROUND",
-        "pairs.guards:meet",
-        SCHEDULER,
-    ),
-    *(
-        Hook(
-            f"srt.disaggregation.mooncake.conn:MooncakeKVManager.{name}",
-            "AROUND",
-            "pairs.guards:survive",
-            SCHEDULER,
-            "mooncake",
-        )
-        for name in ("send_kvcache", "maybe_send_extra", "send_aux")
-    ),
-    Hook(
-        "srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin._send_kv_chunk",
-        "BEFORE",
-        "pairs.indices:at_hand",
-        SCHEDULER,
-        "cpu",
-        since="0.5.22",
-    ),
-    Hook(
-        "srt.disaggregation.checksum:KvChecksumComputer.compute",
-        "REPLACE",
-        "pairs.checksums:compute",
-        SCHEDULER,
-        "cpu",
-        since="0.5.21",
-    ),
-    *(
-        Hook(f"nixl._api:nixl_agent.{name}", "BEFORE", "pairs.nixl:host_memory", SCHEDULER, "nixl")
-        for name in ("register_memory", "get_xfer_descs", "prep_xfer_dlist")
-    ),
+    *PAIRS,
     # Elastic memory.
     Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),
     Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "AROUND", "pools.sizes:size_pools", SCHEDULER, "elastic"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_hybrid.engine.surface.pairs import PAIR_USES
 from sglang_hybrid.engine.surface.rows import (
     ASSIGNED,
     CLIENT,
@@ -131,28 +132,6 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
     ),
     Use("srt.mem_cache.unified_radix_cache:UnifiedRadixCache", SUBCLASS, "cache.radix_cache pairs.kv_cache", SCHEDULER),
-    Use("srt.mem_cache.registry:create_unified_radix_cache", IMPORT, "pairs.kv_cache", SCHEDULER, since="0.5.21"),
-    Use("srt.disaggregation.utils:FAKE_BOOTSTRAP_HOST", IMPORT, "pairs.guards", SCHEDULER),
-    Use("srt.disaggregation.utils:prepare_abort", IMPORT, "pairs.guards", SCHEDULER),
-    Use(
-        "srt.disaggregation.mooncake.conn:MooncakeKVManager._staging_outstanding",
-        PRIVATE,
-        "pairs.guards",
-        SCHEDULER,
-        when="mooncake",
-        since="0.5.21",
-    ),
-    *(
-        Use(
-            f"srt.disaggregation.checksum:KvChecksumComputer.{name}",
-            PRIVATE,
-            "pairs.checksums",
-            SCHEDULER,
-            when="cpu",
-            since="0.5.21",
-        )
-        for name in ("_kv_data_ptrs", "_kv_item_lens", "_state_data_ptrs", "_state_item_lens")
-    ),
     Use("srt.mem_cache:registry", IMPORT, "cache.radix_cache", SCHEDULER),
     Use("srt.plugins:load_plugins", IMPORT, "frontend.workers launch.preparation", EVERY),
     Use("srt.runtime_context:get_context", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
@@ -358,5 +337,6 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="elastic",
     ),
+    *PAIR_USES,
     *SPECULATION_USES,
 )
