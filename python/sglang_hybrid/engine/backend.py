@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine import report
-from sglang_hybrid.engine.launch import disaggregation
+from sglang_hybrid.engine.launch import disaggregation, rust
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
@@ -39,7 +39,7 @@ def register() -> None:
     config = HybridConfig.from_environment()
     features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
     asked = [feature for feature, wanted in features.items() if wanted]
-    registration.register(["", *asked, *disaggregation.features()])
+    registration.register(["", *asked, *disaggregation.features(), *rust.features()])
     register_radix_cache_backend(NAME, build_cache)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.frontend import processing
 from sglang_hybrid.engine.frontend.segments import parallel, warming
 from sglang_hybrid.engine.frontend.segments.local import Local, Mean, name
 from sglang_hybrid.engine.frontend.segments.parallel import Parallel
@@ -337,7 +338,7 @@ def goes_by(made: Any, single: bool | None = True, ahead: bool = False) -> None:
     async def run() -> Any:
         parallel.outer.set(None if single is None else SimpleNamespace(is_single=single))
         warming.here.set(ahead)
-        return await parallel.tokenize(original, manager, None)
+        return await processing.tokenize(original, manager, None)
 
     assert asyncio.run(run()) is made
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.segments.parallel import prepared
 
 logger = logging.getLogger(__name__)
 
@@ -16,13 +17,13 @@ _SERVERS = (ImportError, MemoryError, NotImplementedError)
 
 
 async def tokenize(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    """AROUND hook of `TokenizerManager._tokenize_one_request`: what a processor cannot use is the client's mistake.
+    """Around `TokenizerManager._tokenize_one_request`: what a processor cannot use is the client's mistake.
 
     Processors read what a client made, with code that expects well-formed images in the number that the prompt has
     places for; what they raise otherwise is of every type. SGLang answers a ValueError with 400 and the rest with 500.
     """
     try:
-        return await original(manager, obj)
+        made = await original(manager, obj)
     except ValueError:
         raise
     except Exception as error:
@@ -33,6 +34,7 @@ async def tokenize(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
             "the images, videos or sounds of this request cannot be used; send as many as its prompt has places for, "
             f"each well-formed: {type(error).__name__} {shown(str(error))}"
         ) from error
+    return await prepared(manager, made)
 
 
 def run(original: Callable[..., Any], executor: Any, *args: Any) -> Any:

@@ -24,7 +24,7 @@ from sglang_hybrid.engine.frontend.limits import (
 )
 from sglang_hybrid.engine.frontend.stop_patterns import require_cheap
 
-_INTERNAL = {"stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized"}
+INTERNAL = {"stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized"}
 """Fields that SGLang fills itself."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -64,7 +64,7 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     types = _types()
     found = {}
     for name, value in given.items():
-        if name not in types or name in _INTERNAL:
+        if name not in types or name in INTERNAL:
             raise ConfigError(f"unknown sampling parameter; known are {', '.join(sorted(types))}: {shown(name)}")
         found[name] = value if value is None else _convert(name, value, types[name])
     return found
@@ -87,7 +87,7 @@ def _types() -> dict[str, Any]:
     """The type of each parameter that a client may set; `custom_params` are whatever JSON object it likes."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    types = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in _INTERNAL}
+    types = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name not in INTERNAL}
     return {**types, "custom_params": dict[str, Any] | None}
 
 

@@ -36,7 +36,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--enable-dp-attention", action="store_true")
     parser.add_argument("--disable-radix-cache", action="store_true")
     parser.add_argument("--kv-events-config")
-    parser.add_argument("--enable-hierarchical-cache", action="store_true")
+    parser.add_argument("--enable-hierarchical-cache", "--enable-hicache", action="store_true")
     parser.add_argument("--disaggregation-mode")
     parser.add_argument("--disaggregation-transfer-backend")
     namespace, _ = parser.parse_known_args(arguments)

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
-from sglang_hybrid.engine.launch import disaggregation, early
+from sglang_hybrid.engine.launch import disaggregation, early, rust
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -55,7 +55,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_model_is_ours(config, model)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
-    notes = (model.note, arguments.unused_memory(namespace, config, model), disaggregation.note(namespace))
+    notes = (model.note, arguments.unused_memory(namespace, config, model), disaggregation.note(namespace), rust.note())
     os.environ[ENVIRONMENT_KEY] = config.to_json()
     fingerprint.leave(model.path, model.config)
     registration.verify()

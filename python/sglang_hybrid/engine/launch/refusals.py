@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import adapters
+from sglang_hybrid.engine.launch import adapters, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
@@ -47,6 +47,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_experts(namespace, config)
     _check_pooling(namespace, model)
     _check_tracing(namespace)
+    rust.check(namespace, config)
     if on_cpu:
         _check_cpu(namespace)
         adapters.check(namespace, model)

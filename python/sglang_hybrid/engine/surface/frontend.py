@@ -14,6 +14,7 @@ _RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 _HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
+_RUST = "srt.rust_server.server:RustServer."
 _BATCH = "srt.managers.schedule_batch:"
 
 FRONTEND: tuple[Hook, ...] = (
@@ -119,10 +120,20 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
-    Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.segments.parallel:tokenize", HTTP),
     Hook(
         "srt.multimodal.processors.executor:MultimodalProcessorExecutor._run", "AROUND", "frontend.processing:run", HTTP
     ),
     Hook(_BATCH + "MultimodalDataItem.set_pad_value", "AROUND", "cache.media:identify", EVERY),
     Hook(_BATCH + "MultimodalInputs.from_processor_output", "AFTER", "cache.media:tell_apart", SCHEDULER),
+    # SGLang's server in Rust.
+    Hook(_RUST + "push_generation", "BEFORE", "frontend.rust:plain_ids", SCHEDULER, "rust", since="0.5.23"),
+    Hook(_RUST + "_attach_buffers", "AFTER", "frontend.rust:require", SCHEDULER, "rust", since="0.5.23"),
+    Hook(
+        "srt.managers.scheduler:Scheduler.maybe_init_rust_server",
+        "AFTER",
+        "frontend.rust:meet",
+        SCHEDULER,
+        "rust",
+        since="0.5.23",
+    ),
 )

@@ -60,6 +60,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.io_struct:UpdateWeightsFromTensorReqOutput", IMPORT, "frontend.mistakes", SCHEDULER),
     Use("srt.managers.schedule_batch:MM_PAD_SHIFT_VALUE", IMPORT, "cache.media", SCHEDULER),
     Use("srt.managers.io_struct:SessionParams", IMPORT, "frontend.arrival", HTTP),
+    Use("srt.managers.io_struct:GenerateReqInput", IMPORT, "frontend.rust", SCHEDULER),
     Use("srt.managers.schedule_batch:FINISH_ABORT", IMPORT, "frontend.processors", SCHEDULER),
     Use("srt.sampling.custom_logit_processor:CustomLogitProcessor", IMPORT, "frontend.processors", HTTP),
     Use("srt.layers.attention.linear:gdn_backend", IMPORT, "segments.linear", SCHEDULER, when="segments"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,9 +213,8 @@ def forget() -> None:
         _parallel.local.forget()
 
 
-async def tokenize(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    """AROUND hook of `TokenizerManager._tokenize_one_request`: what comes back goes to the scheduler next."""
-    made = await original(manager, obj)
+async def prepared(manager: Any, made: Any) -> Any:
+    """`made`, which goes to the scheduler next, once other servers have computed their part of its segments."""
     parallel = of_this_process(manager)
     ids = getattr(made, "input_ids", None)
     if parallel is None or not ids:
