@@ -364,3 +364,13 @@ def test_ids_go_to_a_device_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) 
     on_host = send(ids, torch.device("cpu"))
     ids[:] = 0
     assert on_host.tolist() == staged[0].tolist() == [4, 9, 2]
+
+
+def test_windows_are_copied_by_no_addresses_that_were_kept() -> None:
+    """SGLang's fused kernels know the tensors that a pool was made with, which are freed here (0.5.23, CUDA)."""
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
+    from sglang_hybrid.engine.pools.states import ElasticStates
+
+    assert "_conv_fuse_ok" in vars(MambaPool), "by another name they would be back"
+    assert ElasticStates._conv_fuse_ok is False

@@ -20,6 +20,10 @@ class ElasticStates(MambaPool):
     Slot 0, where SGLang writes padding, always has memory, which reads zero at first.
     """
 
+    # SGLang's fused copies and clears keep the addresses and strides of the tensors that it made, which are not these;
+    # from 0.5.23 on it takes them when the pool is made.
+    _conv_fuse_ok = False
+
     def __init__(self, *, size: int, **options: Any) -> None:
         self.owner: ElasticSlots | None = None
         self._size = size
