@@ -56,6 +56,23 @@ def test_windows_end_at_their_positions_in_every_layer() -> None:
     assert all(checkpoint.written for checkpoint in found)
 
 
+def test_the_fused_kernel_of_h100s_leaves_the_same_windows() -> None:
+    """LFM2-8B-A1B's prefills run it there, and no other convolution."""
+    found = a_pass([[2, 7], [], [103]], [0, 50, 100], [7, 4, 6])
+    b, c, x = torch.randn(3, 17, CHANNELS, generator=torch.Generator().manual_seed(7)).bfloat16()
+    fused, plain = torch.zeros(2, 13, CHANNELS, WIDTH, dtype=torch.bfloat16)
+
+    def kernel(*given: Any) -> str:
+        assert all(one is other for one, other in zip(given, (b, c, x, None, fused, 1, 2, 3, 4), strict=True))
+        return "computed"
+
+    assert windows.save_fused(kernel, b, c, x, None, fused, 1, 2, 3, 4) == "computed"
+    assert all(checkpoint.written for checkpoint in found)
+    layer((b * x).transpose(0, 1), plain)
+    assert fused[10:].any()
+    assert torch.equal(fused, plain)
+
+
 def test_a_window_that_begins_before_the_pass_is_not_written() -> None:
     (early, behind) = a_pass([[101, 107]], [100], [6])
     pool = torch.zeros(13, CHANNELS, WIDTH)

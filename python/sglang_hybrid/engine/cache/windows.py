@@ -49,8 +49,22 @@ def plan(_: Any, backend: Any, forward_batch: Any) -> None:
 def save(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of the convolution of a prefill, x [channels, tokens]: cut the windows into `conv_states`."""
     if _cuts is not None:
-        states = kwargs["conv_states"]
-        states[_cuts.slots] = x[:, _cuts.tokens].transpose(0, 1).to(states.dtype)
-        for checkpoint in _cuts.checkpoints:
-            checkpoint.written = True
+        _write(kwargs["conv_states"], x[:, _cuts.tokens].transpose(0, 1), _cuts)
     return original(x, *args, **kwargs)
+
+
+def save_fused(original: Any, b: Any, c: Any, x: Any, weight: Any, states: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of the fused kernel that a prefill of LFM2-8B-A1B runs on H100s; b, c, x [tokens, channels].
+
+    What is convolved is b * x, rounded as in the kernel.
+    """
+    if _cuts is not None:
+        _write(states, (b[_cuts.tokens] * x[_cuts.tokens]).transpose(1, 2), _cuts)
+    return original(b, c, x, weight, states, *args, **kwargs)
+
+
+def _write(states: Any, windows: Any, cuts: _Cuts) -> None:
+    """`windows` [n, channels, width] into their slots of `states`."""
+    states[cuts.slots] = windows.to(states.dtype)
+    for checkpoint in cuts.checkpoints:
+        checkpoint.written = True

@@ -166,6 +166,13 @@ HOOKS: tuple[Hook, ...] = (
         Hook(f"srt.models.{module}:causal_conv1d_fn", "AROUND", "cache.windows:save", SCHEDULER)
         for module in ("lfm2", "lfm2_moe")
     ),
+    Hook(
+        "srt.models.lfm2_moe:fused_lfm_short_conv_prefill",
+        "AROUND",
+        "cache.windows:save_fused",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
