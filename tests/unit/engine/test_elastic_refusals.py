@@ -84,16 +84,6 @@ def test_other_versions_of_sglang(
     )
 
 
-def test_a_host_tier_was_run_with_one_version(
-    settings: dict[str, Any], model: preflight.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
-    refusals.check(argparse.Namespace(**settings), [], HybridConfig(memory="elastic"), model, True)
-    said = refusal({**settings, "enable_hierarchical_cache": True}, model)
-    assert said.endswith("0.5.21 only; change it or add --hybrid-memory static: --enable-hierarchical-cache")
-
-
-@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="a host tier is refused with this SGLang")
 def test_a_host_tier_and_ranks_work_one_at_a_time(settings: dict[str, Any], model: preflight.Model) -> None:
     for one in ({"enable_hierarchical_cache": True}, {"tp_size": 2}):
         refusals.check(argparse.Namespace(**{**settings, **one}), [], HybridConfig(memory="elastic"), model, True)
@@ -109,7 +99,7 @@ def test_heads_and_n_grams_are_served(
     settings: dict[str, Any], model: preflight.Model, algorithm: str, tier: bool
 ) -> None:
     asked = settings | {"speculative_algorithm": algorithm}
-    if tier and compat.engine_version() == compat.PRIMARY:
+    if tier:
         asked |= {"enable_hierarchical_cache": True}
     refusals.check(argparse.Namespace(**asked), [], HybridConfig(memory="elastic", cpu_memory_gb=20), model, True)
 

@@ -11,7 +11,7 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.hicache import checks
+from sglang_hybrid.engine.hicache import checks, copies
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -28,6 +28,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
 
 
+@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="refused with other versions")
 @pytest.mark.usefixtures("on_cpu")
 def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     parsed = completed(tmp_path, QWEN3_NEXT)
@@ -62,6 +63,25 @@ def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
     with pytest.raises(ConfigError, match="on a CPU it was run with"):
         completed(tmp_path, QWEN3_NEXT)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_version_without_our_guards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    """SGLang's restore ends the scheduler where it finds no slot, or computes on from zeros (docs/upstream.md)."""
+    model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, QWEN3_NEXT)), load_format="auto"))
+    layout = copies.LAYOUT if on_cpu else "page_first"
+    namespace = argparse.Namespace(
+        enable_hierarchical_cache=True, disable_radix_cache=False, hicache_ratio=2.0, hicache_size=0,
+        hicache_mem_layout=layout, hicache_io_backend=copies.IO_BACKEND, hicache_storage_backend=None,
+        disaggregation_mode="null", radix_cache_backend="hybrid",
+    )  # fmt: skip
+    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)
+    checks.check(namespace, model, on_cpu)
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
+    with pytest.raises(ConfigError, match=r"install SGLang 0\.5\.21 or drop the flag: 0\.5\.23"):
+        checks.check(namespace, model, on_cpu)
+    namespace.radix_cache_backend = None  # SGLang's own cache, by the user's choice
+    checks.check(namespace, model, on_cpu)
 
 
 def test_states_lie_page_by_page(tmp_path: Path) -> None:

@@ -387,11 +387,3 @@ def test_events_of_states_need_a_channel_and_our_cache_alone(
         preflight.check_files(config, early.read(list(line)))
     for line in ([], ["--enable-hierarchical-cache"], ["--disaggregation-mode", "prefill"]):
         preflight.check_files(config, early.read(["--kv-events-config", CHANNEL, *line]))
-
-
-def test_events_with_a_host_tier_need_the_version_that_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
-    config, line = HybridConfig(state_events="published"), ["--kv-events-config", CHANNEL]
-    preflight.check_files(config, early.read(line))
-    with pytest.raises(ConfigError, match=r"drop --enable-hierarchical-cache or .*: 0\.5\.23"):
-        preflight.check_files(config, early.read([*line, "--enable-hierarchical-cache"]))

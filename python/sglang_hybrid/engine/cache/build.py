@@ -17,6 +17,7 @@ from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
 from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
 from sglang_hybrid.engine.cache.victims import Victims
+from sglang_hybrid.engine.hicache import checks
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.engine.pools import build as elastic
 from sglang_hybrid.engine.segments import build as segments
@@ -50,14 +51,11 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
         return kv_cache.create(ctx)
     from sglang_hybrid.engine.cache import radix_cache
 
+    if ctx.enable_hierarchical_cache:  # SGLang's own launcher checks nothing
+        checks.require_version()
     cache = radix_cache.create(ctx, partial(make_coordinator, ctx, config, spec))
     hooks.activate(cache.coordinator)
     return cache
-
-
-def tiered(ctx: Any) -> bool:
-    """Whether there is a host tier and its order can be ours."""
-    return bool(ctx.enable_hierarchical_cache) and compat.engine_version() == compat.PRIMARY
 
 
 def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any) -> CacheCoordinator:
@@ -66,12 +64,6 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
 
     policy = policies.find(config.policy)
     admits = scores = not policy.stock
-    if ctx.enable_hierarchical_cache and scores and not tiered(ctx):
-        logger.warning(
-            "with a hierarchical cache SGLang's own order of eviction stays: ours was run with one in %s only",
-            compat.PRIMARY,
-        )
-        scores = False
     args = compat.resolved(ctx.server_args)
     device = str(ctx.params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device.type)
     prefill = prefill_states.of(ctx.tp_worker.model_runner, ctx.server_args, kernels.ours(device))
@@ -85,9 +77,9 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         decisions = Decisions(spec, config.policy, grid=grid, guarded=guarded)
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
-    watched = TieredVictims if tiered(ctx) else Victims
+    watched = TieredVictims if ctx.enable_hierarchical_cache else Victims
     pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV)
-    if tiered(ctx):
+    if ctx.enable_hierarchical_cache:
         pools += (PoolKind.HOST_STATES, PoolKind.HOST_KV)
     if config.memory == "elastic":
         pools += (PoolKind.BYTES,)
@@ -110,7 +102,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         slots=CheckpointSlots(states),
         account=account,
         now=clock.share(clock.RankClock()).now if args.tp_size * args.pp_size > 1 else time.monotonic,
-        tier=HostTier(cache, TYPES["state"], account.event) if tiered(ctx) else None,
+        tier=HostTier(cache, TYPES["state"], account.event) if ctx.enable_hierarchical_cache else None,
         events=_events(cache) if config.state_events == "published" else None,
     )
     memory = elastic.build(ctx, config, spec, parts) if config.memory == "elastic" else StaticMemory(parts)

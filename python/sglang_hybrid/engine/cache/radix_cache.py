@@ -79,11 +79,7 @@ def create(ctx: Any, make_coordinator: Callable[[Any], CacheCoordinator]) -> Mam
         )
     params = ctx.params  # 0.5.17
     params.tree_components = (TYPES["kv"], *([TYPES["window"]] if ctx.is_hybrid_swa else []), TYPES["state"])
-    cache = MambaRadixCache(params, make_coordinator)
-    if ctx.enable_hierarchical_cache:
-        cache.init_hicache(ctx.server_args, params)
-        ctx.tp_worker.register_hicache_layer_transfer_counter(cache.cache_controller.layer_done_counter)
-    return cache
+    return MambaRadixCache(params, make_coordinator)
 
 
 @cache

@@ -40,6 +40,18 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
             f"recurrent states lie page by page; choose one of {', '.join(_PAGED)}",
             f"--hicache-mem-layout {namespace.hicache_mem_layout}",
         )
+    if getattr(namespace, "radix_cache_backend", None) is not None:
+        require_version()
+
+
+def require_version() -> None:
+    """Raise ConfigError unless what our cache guards a restore with was made for this SGLang (`tier.py`)."""
+    if compat.engine_version() != compat.PRIMARY:
+        raise _refusal(
+            "with this SGLang a restore that finds no slot for a state ends the scheduler, or leaves a request without "
+            f"its state and its answer wrong; install SGLang {compat.PRIMARY} or drop the flag",
+            compat.engine_version(),
+        )
 
 
 def _check_cpu(namespace: Any) -> None:

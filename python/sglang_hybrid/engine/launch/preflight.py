@@ -206,11 +206,6 @@ def _check_events(namespace: Any) -> None:
             "states are told of on SGLang's channel of KV events, open it with --kv-events-config "
             '\'{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}\': --hybrid-state-events published'
         )
-    if getattr(namespace, "enable_hierarchical_cache", False) and compat.engine_version() != compat.PRIMARY:
-        raise ConfigError(
-            f"states that move to a host tier and back are told of with SGLang {compat.PRIMARY} only; drop "
-            f"--enable-hierarchical-cache or --hybrid-state-events: {compat.engine_version()}"
-        )
 
 
 def _check_unused(config: HybridConfig, cause: str) -> None:

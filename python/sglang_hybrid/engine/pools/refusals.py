@@ -95,8 +95,6 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
             )
     if 1 < attention_groups(namespace) < namespace.tp_size:
         raise _refusal("data-parallel attention was run with one rank in a group", f"--tp-size {namespace.tp_size}")
-    if namespace.enable_hierarchical_cache and compat.engine_version() != compat.PRIMARY:
-        raise _refusal(f"a host tier was run with SGLang {compat.PRIMARY} only", "--enable-hierarchical-cache")
     if namespace.enable_hierarchical_cache and getattr(namespace, "tp_size", 1) > 1:
         raise _refusal("a host tier was run with one rank only", f"--tp-size {namespace.tp_size}")
     if getattr(namespace, "disaggregation_mode", "null") != "null":
