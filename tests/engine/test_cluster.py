@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -55,8 +56,15 @@ class Cluster:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read()
+            told = urllib.error.HTTPError(error.url, error.code, error.reason, error.headers, io.BytesIO(said))
+            told.add_note(said.decode(errors="replace")[:1000])  # a test that fails shows it
+            raise told from None
         return json.loads(text) if text[:1] in "[{" else text
 
     def workers(self) -> list[dict[str, Any]]:
