@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,6 +182,7 @@ class _Kept:
         vain, loop = 0, asyncio.get_running_loop()
         while vain < GIVE_UP:
             began = loop.time()
+            self.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it with its logs
             self._server = server = Server(
                 self._folder, self.flags, port=self.port, log=self.log, environment=self._environment
             )
@@ -195,7 +197,8 @@ class _Kept:
             server.stop()  # what is left of its children
             vain += not ready
             logger.error("%s ended with status %s:\n%s", self.name, server.process.returncode, server.log_tail(8))
-            self.log.rename(self.log.with_suffix(".log.before"))
+            with suppress(OSError):  # the log may be gone too
+                self.log.rename(self.log.with_suffix(".log.before"))
             await asyncio.sleep(min(30.0, 2.0**vain))
         logger.error("%s stays down after %d starts that came to nothing", self.name, vain)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,31 @@ def test_servers_with_segments_compute_them_for_each_other(
     peers = ",".join(server.url for server in servers)
     assert all(server.flags[-2:] == ["--hybrid-segment-peers", peers] for server in servers)
     assert len({server.url for server in servers}) == 3
+
+
+def test_a_server_whose_log_was_removed_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starts: list[Path] = []
+
+    class Dead:
+        """A server that ends at once, and whose logs somebody removes, with their folder."""
+
+        def __init__(self, *_: Any, log: Path, **__: Any) -> None:
+            starts.append(log)
+            log.parent.rmdir()
+            self.process = SimpleNamespace(poll=lambda: 1, returncode=1)
+
+        def stop(self) -> None: ...
+
+        def log_tail(self, _: int) -> str:
+            return ""
+
+    async def at_once(_: float) -> None: ...
+
+    server = started(monkeypatch, tmp_path, servers=1)[0]
+    monkeypatch.setattr(local, "Server", Dead)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    asyncio.run(server.keep())
+    assert starts == [server.log] * local.GIVE_UP
 
 
 def test_others_and_one_alone_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
