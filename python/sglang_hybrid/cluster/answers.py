@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from sglang_hybrid.cluster.workers import Worker, Workers, reason
 
@@ -59,7 +60,7 @@ class Answers:
 
     def ask(self, request: web.Request, part: Part) -> Any:
         """`request` to the worker of `part`: a context manager of its answer."""
-        url = part.worker.url + request.raw_path
+        url = URL(part.worker.url + request.raw_path, encoded=True)  # as it came: nothing is quoted anew
         data = part.raw or None
         return self._session.request(request.method, url, data=data, headers=part.headers, allow_redirects=False)
 
@@ -108,6 +109,8 @@ class Answers:
 
     def gone(self, worker: Worker, error: Exception, what: str) -> Failure:
         """`worker` is out for now, as `error` tells: it was not reached, or broke off `what`."""
+        if isinstance(error, aiohttp.InvalidURL):
+            return Failure(worker, False, problem(400, f"the router cannot send this target: {error}"), final=True)
         reached = not isinstance(error, aiohttp.ClientConnectorError)
         why = f"it broke off {what}: {error or type(error).__name__}" if reached else reason(error)
         self._workers.failed(worker, why)

@@ -78,7 +78,7 @@ async def pages_of(
 ) -> Pages:
     """The pages of a request to `endpoint`, `worker` rendering and tokenising it where it is no tokens yet.
 
-    UNKNOWN for what no worker could tell, such as a body that will be refused.
+    UNKNOWN for what no worker could tell, such as a body that will be refused or is nested too deep.
     """
     if media.beginning(body) is not None:
         return IMAGES
@@ -101,7 +101,7 @@ async def pages_of(
         if type(tokens) is int and isinstance(names, list) and all(type(name) is int for name in names):
             return Pages(tokens, names)
         _doubt(worker, f"{answer.status} {text[:200]}")
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError, RecursionError) as error:
         _doubt(worker, str(error) or type(error).__name__)
     return UNKNOWN
 

@@ -82,6 +82,17 @@ def require(options: argparse.Namespace) -> None:
         raise ConfigError(f"--max-body-mb is positive: {options.max_body_mb}")
 
 
+def http_session() -> aiohttp.ClientSession:
+    """What a router asks workers over: nothing of one client's requests goes into those of another."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),  # less than uvicorn's five seconds
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    )
+
+
 async def serve(
     options: argparse.Namespace,
     urls: list[str],
@@ -102,12 +113,7 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)  # less than uvicorn's five seconds
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
-    bare = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=bare
-    ) as session:
+    async with http_session() as session:
         workers = Workers(urls, session, options.api_key, peers.meet if peers is not None else None)
         router = (
             Router(workers, session, options.routing, options.api_key)

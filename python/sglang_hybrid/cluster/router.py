@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sglang_hybrid.cluster.answers import Answers, Begun, Failure, Part, forwarded, problem
+from sglang_hybrid.cluster.answers import Answers, Begun, Failure, Part, forwarded, problem, until_gone
 from sglang_hybrid.cluster.numbers import Numbers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, UNKNOWN, Pages, pages_of, session_of
-from sglang_hybrid.cluster.workers import Worker, Workers, json_of
+from sglang_hybrid.cluster.workers import Worker, Workers, json_of, reason
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer, Prompt, RoutingPolicy, create
 
@@ -37,6 +37,12 @@ EVERYWHERE = ("/flush_cache", "/abort_request")
 
 LOST = 1
 """A request whose worker went away in the middle is sent to so many others, lest one that ends servers end all."""
+
+EVERYWHERE_S = 10.0
+"""For such an answer of a worker, beside the time that the request itself says it waits."""
+
+TRY_S = 1.5
+"""The same of one that is out."""
 
 NO_PROMPT = Prompt(0, (), 1)
 """Of requests whose prompt is not known, or does not matter."""
@@ -84,6 +90,10 @@ class Router:
         return web.json_response({"error": "Unauthorized"}, status=401)
 
     async def _any(self, request: web.Request) -> web.StreamResponse:
+        target = request.raw_path
+        if not (target.startswith("/") and target.isascii() and target.isprintable()):
+            # Behind a worker's address anything else could name another host, or none.
+            return problem(400, "a request's target is a path: GET /v1/models, not GET http://HOST/v1/models")
         path = request.path.rstrip("/") or "/"
         known = path in ENDPOINTS or path in ANYWHERE or path in EVERYWHERE
         if not known:
@@ -119,6 +129,8 @@ class Router:
                 if isinstance(begun, Begun):
                     return await self._answers.forward(request, worker, begun)
             failure = begun
+            if failure.final:
+                break
             lost += failure.lost
         return self._nobody(request, failure, "worker")
 
@@ -183,18 +195,26 @@ class Router:
             first()
 
     async def _everywhere(self, request: web.Request, raw: bytes) -> web.Response:
-        headers = forwarded(request.headers)
+        """All answers; a worker that does not give one counts as 502, and says why."""
+        headers, patience_s = forwarded(request.headers), EVERYWHERE_S + waits_s(request)
 
         async def send(worker: Worker) -> tuple[int, str]:
             try:
-                async with self._session.request(
-                    request.method, worker.url + request.raw_path, data=raw, headers=headers
-                ) as answer:
-                    return answer.status, await answer.text()
-            except (aiohttp.ClientError, OSError) as error:
-                return 502, str(error)
+                limit = asyncio.timeout(patience_s if worker.healthy else TRY_S)
+                async with limit, until_gone(worker), self._answers.ask(request, Part(worker, raw, headers)) as answer:
+                    return answer.status, await answer.text(errors="replace")
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return 502, worker.why or reason(error)
 
         workers = list(self.workers.all.values())
         answers = await asyncio.gather(*(send(worker) for worker in workers))
         told = {worker.url: text for worker, (_, text) in zip(workers, answers, strict=True)}
         return web.json_response(told, status=max(status for status, _ in answers))
+
+
+def waits_s(request: web.Request) -> float:
+    """How long `/flush_cache?timeout=` lets a worker wait for its requests to end; an hour at most."""
+    try:
+        return min(max(0.0, float(request.query.get("timeout", "0"))), 3600.0)
+    except ValueError:  # the worker will say what is wrong with it
+        return 0.0

@@ -15,6 +15,7 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from sglang_hybrid.cluster import route
 from sglang_hybrid.cluster.pairs import PairRouter
 from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.cluster.router import Router
@@ -34,7 +35,12 @@ class FakeWorker:
         self.proxied = False
         """Whether something stands before it that answers in its place, for it is gone."""
         self.release = asyncio.Event()
-        """Ends the requests that hang."""
+        """Ends the requests that hang; they go on as it behaves then."""
+        self.looks: list[str] = []
+        """Targets by which it was asked for its models, as a router does to see whether it lives."""
+        self.seen = asyncio.Event()
+        """They are answered while it is set."""
+        self.seen.set()
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self._url = ""
         self.server = TestServer(self._application(), handler_cancellation=handler_cancellation)
@@ -63,6 +69,8 @@ class FakeWorker:
         return web.Response(status=502 if self.proxied else 200 if self.well else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.looks.append(request.raw_path)
+        await self.seen.wait()
         if self.proxied:
             return web.Response(status=502)
         if not self.well:
@@ -89,17 +97,17 @@ class FakeWorker:
     async def _any(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.raw_path, dict(request.headers), await request.read()))
         await asyncio.sleep(self.delay_s)
-        if self.behave == "busy":
-            return web.json_response({"error": "queue is full"}, status=503)
-        if self.behave == "die":
-            assert request.transport is not None
-            request.transport.close()
         if self.behave == "hang":
             try:
                 await self.release.wait()
             except asyncio.CancelledError:
                 self.hung_up += 1
                 raise
+        if self.behave == "busy":
+            return web.json_response({"error": "queue is full"}, status=503)
+        if self.behave == "die":
+            assert request.transport is not None
+            request.transport.close()
         if self.behave in ("400", "500"):
             return web.json_response({"error": f"{self.behave} of {self.url}"}, status=int(self.behave))
         if self.behave in ("stream", "cut"):
@@ -144,7 +152,7 @@ async def cluster(
     """
     for worker in workers:
         await worker.server.start_server()
-    async with aiohttp.ClientSession() as session, aiohttp.ClientSession() as client:
+    async with route.http_session() as session, aiohttp.ClientSession() as client:
         urls = [worker.url for worker in workers]
         peers = Peers.named(urls[:prefills], urls[prefills:]) if prefills else None
         ours = Workers(urls, session, api_key, peers.meet if peers is not None else None)
