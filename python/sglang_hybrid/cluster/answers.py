@@ -99,7 +99,7 @@ class Answers:
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             if request.transport is None or request.transport.is_closing():
                 raise  # it was the client that went
-            self._workers.failed(worker, f"it broke off an answer: {error or type(error).__name__}")
+            self.gone(worker, error, "an answer")
             request.transport.close()
             return response
         finally:
@@ -108,13 +108,18 @@ class Answers:
         return response
 
     def gone(self, worker: Worker, error: Exception, what: str) -> Failure:
-        """`worker` is out for now, as `error` tells: it was not reached, or broke off `what`."""
+        """`worker` is out for now, as `error` tells: it was not reached, or broke off `what`.
+
+        Only where nobody listens are its other requests ended at once; else a look decides.
+        """
         if isinstance(error, aiohttp.InvalidURL):
             return Failure(worker, False, problem(400, f"the router cannot send this target: {error}"), final=True)
-        reached = not isinstance(error, aiohttp.ClientConnectorError)
-        why = f"it broke off {what}: {error or type(error).__name__}" if reached else reason(error)
-        self._workers.failed(worker, why)
-        return Failure(worker, lost=reached, why=f"{worker}: {why}")
+        why = reason(error)
+        if isinstance(error, aiohttp.ClientConnectorError):
+            self._workers.failed(worker, why)
+            return Failure(worker, lost=False, why=f"{worker}: {why}")
+        self._workers.doubt(worker, why if isinstance(error, TimeoutError) else f"it broke off {what}: {why}")
+        return Failure(worker, lost=True, why=f"{worker}: {worker.why}")
 
 
 @asynccontextmanager

@@ -140,8 +140,10 @@ class Router:
             return failure.answer
         whys = ""
         if self._refusal(request) is None:
-            whys = "; ".join(f"{worker}: {worker.why}" for worker in self.workers.all.values() if worker.why)
-            whys = whys or (failure.why if failure is not None else "")
+            told = {url: f"{url}: {worker.why}" for url, worker in self.workers.all.items() if worker.why}
+            if failure is not None and failure.why:  # one that broke off may be in again
+                told[failure.worker.url] = failure.why
+            whys = "; ".join(told.values())
         return problem(503, f"no {who} can take the request: {whys or 'all were tried'}")
 
     async def _pages(self, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Pages:
@@ -200,7 +202,7 @@ class Router:
 
         async def send(worker: Worker) -> tuple[int, str]:
             try:
-                limit = asyncio.timeout(patience_s if worker.healthy else TRY_S)
+                limit = asyncio.timeout(patience_s if worker.there else TRY_S)
                 async with limit, until_gone(worker), self._answers.ask(request, Part(worker, raw, headers)) as answer:
                     return answer.status, await answer.text(errors="replace")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:

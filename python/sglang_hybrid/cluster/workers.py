@@ -42,7 +42,8 @@ class Worker:
     """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
 
     `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
-    `most_running`: requests that it runs at once, 0 where it does not say.
+    `most_running`: requests that it runs at once, 0 where it does not say. `doubted` is set from the moment that one of
+    its connections broke off until a look shows whether it lives.
     """
 
     url: str
@@ -61,6 +62,7 @@ class Worker:
     life: int = 0
     follower: Follower | None = field(default=None, repr=False)
     deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
+    doubted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     def __str__(self) -> str:
         return self.url
@@ -69,6 +71,11 @@ class Worker:
     def name(self) -> str:
         """What policies know it by."""
         return f"{self.url} {self.life}"
+
+    @property
+    def there(self) -> bool:
+        """Whether it was met and has not been found to be gone since: other workers have to agree with it."""
+        return self.healthy or self.doubted.is_set()
 
     @property
     def full(self) -> bool:
@@ -127,10 +134,15 @@ class Workers:
     def healthy(self) -> list[Worker]:
         return [worker for worker in self.all.values() if worker.healthy]
 
+    @property
+    def _there(self) -> list[Worker]:
+        return [worker for worker in self.all.values() if worker.there]
+
     async def start(self) -> None:
         """Look at every worker once, then again and again in the background."""
-        await asyncio.gather(*(self._look(worker) for worker in self.all.values()))
-        self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self.all.values()]
+        looks = {worker.url: asyncio.create_task(self._look(worker)) for worker in self.all.values()}
+        self._tasks = [asyncio.create_task(self._watch(self.all[url], look)) for url, look in looks.items()]
+        await asyncio.gather(*looks.values())
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -139,11 +151,22 @@ class Workers:
         for worker in self.all.values():
             self._forget(worker)
 
+    def doubt(self, worker: Worker, why: str) -> None:
+        """A connection of `worker` broke off: it gets no request before a look, at once, has shown that it lives.
+
+        The requests that it has go on: SGLang breaks off one answer alone when that one raises an error.
+        """
+        if worker.healthy:  # else it is out, or looked at already: one look is enough for all connections
+            logger.warning("worker %s is looked at: %s", worker, why)
+            worker.healthy, worker.why = False, why
+            worker.doubted.set()
+
     def failed(self, worker: Worker, why: str) -> None:
         """`worker` is gone: it gets no request before it has answered again, and those it has end with TimeoutError."""
         if worker.healthy or why != worker.why:
             logger.warning("worker %s is %s: %s", worker, "out" if worker.model else "awaited", why)
         worker.healthy, worker.why = False, why
+        worker.doubted.clear()
         now = asyncio.get_running_loop().time()
         deadlines, worker.deadlines = worker.deadlines, set()
         for deadline in deadlines:
@@ -151,21 +174,31 @@ class Workers:
                 deadline.reschedule(now)
         self._forget(worker)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: Worker, first: asyncio.Task[None]) -> None:
+        """Look again and again, behind the `first` look, and at once where `worker` is doubted."""
+        await asyncio.wait({first})
         while True:
-            await asyncio.sleep(LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await worker.doubted.wait()
             try:
                 await self._look(worker)
             except Exception:  # a bug here must not end the health of a worker for ever
                 logger.exception("looking at worker %s", worker)
+                await asyncio.sleep(LOOK_S)
 
     async def _look(self, worker: Worker) -> None:
+        doubted = worker.doubted.is_set()
         try:
-            if worker.healthy:
+            if worker.there:
                 async with self._get(worker, ALIVE) as answer:
                     if answer.status >= 500:  # of a proxy, whose server is gone
                         raise OSError(f"{ALIVE} answers {answer.status}")
                     worker.missed = 0
+                if doubted and worker.doubted.is_set():  # else it was found to be gone meanwhile
+                    worker.healthy, worker.why = True, ""
+                    worker.doubted.clear()
+                    logger.info("worker %s lives, and is in again", worker)
                 return
             async with self._get(worker, READY, READY_S) as answer:
                 if answer.status != 200:
@@ -174,7 +207,7 @@ class Workers:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             worker.missed += 1
             slow = isinstance(error, TimeoutError) and worker.missed < MISSED
-            if worker.healthy and slow:
+            if slow and worker.there:
                 return
             self.failed(worker, reason(error))
 
@@ -188,7 +221,7 @@ class Workers:
             raise ValueError("/server_info is no object: is it an SGLang server?")
         model = str(info.get("served_model_name") or info.get("model_path") or "")
         fingerprint = str(info.get("model_fingerprint") or "")
-        if not self.healthy:  # nobody to agree with
+        if not self._there:  # nobody to agree with
             self._model, self._fingerprint, self.index = model, fingerprint, None
         if model != self._model:
             raise ValueError(f"it serves another model than the other workers: {model}, not {self._model}")
@@ -197,7 +230,7 @@ class Workers:
                 f"it has other weights or another configuration than the other workers, under the same name: {model}"
             )
         if self._fits is not None:
-            self._fits(worker, info, self.healthy)
+            self._fits(worker, info, self._there)
         channel, page = Channel.of(info, worker.url), 0
         if channel is not None:
             if self.index is None:

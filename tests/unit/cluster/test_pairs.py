@@ -176,6 +176,8 @@ def test_a_request_that_ends_servers_does_not_end_all(monkeypatch: pytest.Monkey
         last = decode()
         last.behave = "hang"
         async with cluster(*fleet, last, prefills=4) as (url, client, workers):
+            for worker in fleet:
+                worker.well = False  # once it is looked at again
             async with client.post(url + "/generate", json={"text": "a"}) as answer:
                 assert answer.status == 503
             assert sum(len(worker.requests) for worker in fleet) == 2

@@ -41,6 +41,8 @@ def test_a_request_that_ends_workers_does_not_end_all(monkeypatch: pytest.Monkey
         for worker in fleet:
             worker.behave = "die"
         async with cluster(*fleet) as (url, client, workers):
+            for worker in fleet:
+                worker.well = False  # once it is looked at again
             async with client.post(url + "/generate", json={"text": "a"}) as answer:
                 assert answer.status == 503
                 assert "broke off" in await answer.text()
