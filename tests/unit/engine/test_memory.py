@@ -119,6 +119,17 @@ def use_up(memory: Memory) -> list[torch.Tensor]:
     return taken
 
 
+def test_a_saved_state_keeps_no_list_of_free_slots_alive() -> None:
+    """The allocator hands out views of its list, and makes a new list whenever a slot comes back."""
+    free = torch.arange(1000)
+    allocator = SimpleNamespace(alloc=lambda count: free[:count])
+    record = Tracked()
+    assert CheckpointSlots(allocator).reserve(record, 64, 64)
+    (checkpoint,) = record.planned
+    assert checkpoint.slot.tolist() == [0]
+    assert checkpoint.slot.untyped_storage().nbytes() == 8
+
+
 def test_a_state_that_is_free_is_had_without_evicting(memory: Memory) -> None:
     assert memory.has_state()
     assert memory.ensure_states(2)

@@ -22,7 +22,8 @@ class CheckpointSlots:
         slot = self._states.alloc(1)
         if slot is None:
             return False
-        checkpoint = Checkpoint(position, wanted, slot)
+        # What the allocator hands out is a view of its list of free slots, which would live as long as the state.
+        checkpoint = Checkpoint(position, wanted, slot.clone())
         record.planned.append(checkpoint)
         self._outstanding[id(checkpoint)] = checkpoint
         return True

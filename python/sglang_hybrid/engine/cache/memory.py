@@ -150,6 +150,12 @@ class Memory(ABC):
             kv.mamba_needs_clear = False
             self.account.event("waited_for_states")
 
+    def complete(self, states: int) -> None:  # noqa: B027
+        """An allocation needs `states` free slots, and the tree has given what it could.
+
+        Where all that is admitted has its memory already there is nothing to do.
+        """
+
     def _reclaim(self, count: int) -> int:
         """Take back up to `count` slots of checkpoints in the making; returns how many."""
         taken = self.slots.reclaim(count)
@@ -192,6 +198,12 @@ class StaticMemory(Memory):
             self._reclaim(short)
             short = count - self.states.available_size()
         return short <= 0
+
+    def complete(self, states: int) -> None:
+        """Those of checkpoints in the making are given too, as `room_for` has promised."""
+        short = states - int(self.states.available_size())
+        if short > 0:
+            self._reclaim(short)
 
     def evict_chosen(self) -> float:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams

@@ -50,14 +50,19 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def evict_for_alloc(self, params: Any, **kwargs: Any) -> Any:
         """Evict what an allocation is short of. 0.5.23 asks KV for every leaf then, and stops when enough has left."""
         quotas = kwargs.get("allocation_reclaim_satisfied") is not None
+        memory = self.coordinator.memory
+        states = memory.states.available_size() + int(params.mamba_num)
         self.coordinator.short_tokens = 0 if quotas else int(params.num_tokens)
         try:
-            return super().evict_for_alloc(params, **kwargs)
+            result = super().evict_for_alloc(params, **kwargs)
         finally:
             self.coordinator.short_tokens = 0
+        memory.complete(states)
+        return result
 
     def reset(self) -> None:
         """Empty the cache, and forget segments with it: the weights they were computed with may have changed."""
+        self.coordinator.victims.forget()
         super().reset()
         if self.coordinator.composer is not None:
             self.coordinator.composer.clear()

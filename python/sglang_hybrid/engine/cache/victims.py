@@ -48,6 +48,13 @@ class Victims:
         if node is not None and self._watches:
             self._dirty[node.id] = node
 
+    def forget(self) -> None:
+        """The cache is emptied: no node of it may stay in memory until the next victim is asked for."""
+        self._dirty.clear()
+        self.chosen.clear()
+        for pending in self._pending.values():
+            pending.clear()
+
     def touch_below(self, node: Any) -> None:
         """The state of `node` came or went: what resumes from it has another price."""
         if not node.children or not self._watches:
