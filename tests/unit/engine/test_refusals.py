@@ -37,6 +37,8 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
     [
         ("--detokenizer-worker-num 2", "add --tokenizer-worker-num 2 or drop: --detokenizer-worker-num 2"),
         ("--detokenizer-worker-num 2 --tokenizer-worker-num 2", ""),
+        ("--grpc-port 6000", "would end this server; unset SGLANG_GRPC_PORT or drop: --grpc-port 6000"),
+        ("--dcp-size 2 --tp-size 2", "drop it or add --hybrid-backend stock: --dcp-size 2"),
         ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),
         ("--radix-eviction-policy lfu", "with --hybrid-policy lru: --radix-eviction-policy lfu"),
         ("--attention-backend triton", "there is torch_native or intel_amx; drop: --attention-backend triton"),

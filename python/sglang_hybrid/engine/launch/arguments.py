@@ -49,11 +49,10 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     if on_cpu:
         _check_sized(namespace, config, model)
         extra |= cpu_profile.flags(namespace, config, model.spec, dtype or "float32", model.architecture)
-    final = list(rest)
+    final, given = list(rest), flags.given(rest)
     for name, value in extra.items():
-        flag = flags.spelled(name)
-        if not any(argument == flag or argument.startswith(flag + "=") for argument in rest):
-            final += [flag] if value is True else [flag, str(value)]
+        if name not in given:
+            final += [flags.spelled(name)] if value is True else [flags.spelled(name), str(value)]
     if dtype is not None:
         # Convolution windows follow the activations. SGLang leaves them bfloat16, and with float32 activations the
         # extra_buffer strategy then dies on the first prompt (0.5.21).

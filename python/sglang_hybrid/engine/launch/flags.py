@@ -86,16 +86,33 @@ def engine_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def given(argv: list[str]) -> set[str]:
+    """The settings of SGLang that the user gave, by a flag, however abbreviated, or in a `--config` file."""
+    parser = engine_parser()
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return set(vars(parser.parse_known_args(_with_file(parser, argv))[0]))
+
+
+def _with_file(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
+    if "--config" not in argv:
+        return argv
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    merged: list[str] = ConfigArgumentMerger(parser).merge_config_with_args(argv)
+    return merged
+
+
 def parse_engine(argv: list[str]) -> argparse.Namespace:
     """Parse SGLang's flags, naming the nearest known flag for one that does not exist."""
     parser = engine_parser()
-    if "--config" in argv:
-        from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
-
-        argv = ConfigArgumentMerger(parser).merge_config_with_args(argv)
+    argv = _with_file(parser, argv)
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = [flag for action in (*parser._actions, *hybrid_parser()._actions) for flag in action.option_strings]
+        ours = [flag for action in hybrid_parser()._actions for flag in action.option_strings]
+        if (flag := unknown[0].split("=")[0]) in ours:  # all of the command line were taken out before
+            raise ConfigError(f"SGLang's --config file has no settings of ours; use --hybrid-config: {flag}")
+        known = [*ours, *(flag for action in parser._actions for flag in action.option_strings)]
         close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"unknown argument; {hint}--help lists every flag: {unknown[0]}")

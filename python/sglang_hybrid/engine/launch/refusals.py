@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,11 +43,13 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_stages(namespace, model)
     _check_groups(namespace, model)
     _check_order(asked, config, model)
+    _check_context_parallel(namespace, config, model)
     _check_detokenizers(namespace)
     _check_delayer(namespace, on_cpu)
     _check_experts(namespace, config)
     _check_pooling(namespace, model)
     _check_tracing(namespace)
+    _check_grpc(namespace)
     rust.check(namespace, config)
     if on_cpu:
         _check_cpu(namespace)
@@ -128,6 +131,16 @@ def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:
         )
 
 
+def _check_context_parallel(namespace: Any, config: HybridConfig, model: Model) -> None:
+    """A page of the tree is one of every rank together; states would be filed under prefixes shorter than they saw."""
+    ranks = getattr(namespace, "dcp_size", 1) or 1
+    if ranks > 1 and config.backend == "hybrid" and model.is_recurrent:
+        raise ConfigError(
+            "our cache saves states at tokens where no page of several context-parallel ranks ends, and answers would "
+            f"be wrong; drop it or add --hybrid-backend stock: --dcp-size {ranks}"
+        )
+
+
 def _check_detokenizers(namespace: Any) -> None:
     """The detokenizers' router ends on the first request that no HTTP worker has signed (0.5.17 to 0.5.23)."""
     count = getattr(namespace, "detokenizer_worker_num", 1) or 1
@@ -176,6 +189,16 @@ def _check_tracing(namespace: Any) -> None:
         raise ConfigError(
             "traces need packages that are not installed; run pip install opentelemetry-api opentelemetry-sdk "
             "opentelemetry-exporter-otlp opentelemetry-exporter-otlp-proto-grpc or drop: --enable-trace"
+        )
+
+
+def _check_grpc(namespace: Any) -> None:
+    """What comes over gRPC is checked by nobody: an empty `PauseGeneration` would end the server."""
+    port = getattr(namespace, "grpc_port", None) or os.environ.get("SGLANG_GRPC_PORT")
+    if port:
+        raise ConfigError(
+            "requests of SGLang's gRPC server are not checked, and one of them would end this server; unset "
+            f"SGLANG_GRPC_PORT or drop: --grpc-port {port}"
         )
 
 
