@@ -161,6 +161,23 @@ def test_a_mark_that_is_none_is_refused_by_name(what: str) -> None:
         marked({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **more}]}]})
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "", **MARK}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [], **MARK}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", **MARK}]},
+        {"role": "tool", "tool_call_id": "a", "content": "", **MARK},
+    ],
+)
+def test_the_result_of_a_tool_that_said_nothing_can_be_marked(message: dict[str, Any]) -> None:
+    """Agents mark what they sent last, and a command may have no output."""
+    body = {"messages": [{"role": "user", "content": "go on"}, message]}
+    (path,) = marked(body)
+    (other,) = variants(body, path)
+    assert other != body
+
+
 def test_lifetimes_of_other_services_are_known() -> None:
     def body(ttl: str) -> dict[str, Any]:
         control = {"cache_control": {"type": "ephemeral", "ttl": ttl}}

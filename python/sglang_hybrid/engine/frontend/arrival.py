@@ -10,11 +10,11 @@ import msgspec
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import media
 from sglang_hybrid.engine.frontend.limits import (
-    KEY,
     PRIORITY,
     WEIGHT,
     given_values,
     require_integer,
+    require_key,
     require_name,
     shown,
     weight,
@@ -125,8 +125,7 @@ def _require_names(obj: Any) -> None:
             require_name(value, name)
     for name in _KEYS:
         for value in given_values(getattr(obj, name, None)):
-            if not isinstance(value, str) or len(value) > KEY:
-                raise ConfigError(f"{name} is a text of at most {KEY} characters: {shown(value)}")
+            require_key(value, name)
 
 
 def _require_session(given: Any) -> None:

@@ -46,7 +46,7 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
     found = []
     for path, piece in pieces(body):
         if _mark(path, piece, anthropic):
-            if piece.get("text") == "" or (piece.get("content") == "" and not piece.get("tool_calls")):
+            if _is_empty(piece):
                 raise ConfigError(f"{dotted(path)}: empty content cannot be marked; mark the piece before it")
             if str(piece.get("type", "")).endswith("thinking"):
                 raise ConfigError(f"{dotted(path)}: thinking cannot be marked; mark the piece behind it")
@@ -57,6 +57,12 @@ def marked(body: Any, anthropic: bool = False) -> list[Path]:
     if len(found) > most:
         raise ConfigError(f"a request has at most {most} cache breakpoints: {len(found)}")
     return found
+
+
+def _is_empty(piece: dict[str, Any]) -> bool:
+    """Whether a piece says nothing. The result of a tool may: a command without output is told of all the same."""
+    told = piece.get("tool_calls") or piece.get("type") == "tool_result" or piece.get("role") == "tool"
+    return piece.get("text") == "" or (piece.get("content") == "" and not told)
 
 
 def lifetimes(body: dict[str, Any], paths: list[Path]) -> list[Any]:

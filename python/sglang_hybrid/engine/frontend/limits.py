@@ -19,6 +19,9 @@ PRIORITY = 2**31 - 1
 GRAMMAR = 65_536
 """Characters of a regex, EBNF, JSON schema or structural tag; compiling takes seconds at this size."""
 
+TAG = 4 * GRAMMAR
+"""Characters of a structural tag: SGLang makes one of the schemas of all strict tools of a chat."""
+
 GRAMMARS = 2**22
 """Characters of all grammars whose compiled form a scheduler keeps."""
 
@@ -83,6 +86,12 @@ def require_name(value: Any, what: str) -> None:
         raise ConfigError(f"{what} has no line breaks or control characters: {shown(value)}")
 
 
+def require_key(value: Any, what: str) -> None:
+    """Raise ConfigError unless `value` is a text that may keep tenants apart."""
+    if not isinstance(value, str) or len(value) > KEY:
+        raise ConfigError(f"{what} is a text of at most {KEY} characters: {shown(value)}")
+
+
 def require_integer(value: Any, least: int, most: int, what: str) -> None:
     """Raise ConfigError unless `value` is a whole number in [least, most]."""
     if type(value) is not int or not least <= value <= most:
@@ -97,7 +106,10 @@ def require_ids(ids: Sequence[int], vocabulary: int) -> None:
 
 
 def weight(value: Any, what: str) -> int:
-    """Values in `value`, eight characters of text counting as one; raises ConfigError beyond `LEVELS` of nesting."""
+    """Values in `value`, eight characters of text counting as one.
+
+    Raises ConfigError beyond `LEVELS` of nesting, and beyond WEIGHT as soon as it is seen: the event loop waits here.
+    """
     total, level = 0, [value]
     for _ in range(LEVELS + 1):
         below: list[Any] = []
@@ -110,6 +122,8 @@ def weight(value: Any, what: str) -> int:
                 below += each.values()
             elif isinstance(each, (list, tuple, set)):
                 below += each
+            if total + len(below) > WEIGHT:
+                raise ConfigError(f"{what} hold at most {WEIGHT} values; send fewer: {total + len(below)} or more")
         level = below
         if not level:
             return total

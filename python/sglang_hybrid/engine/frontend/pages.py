@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_name
+from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_key
 from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.routing.index import block_hashes
 
@@ -30,7 +30,7 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
     page_tokens, salt = asked.get("page_tokens"), body.get("cache_salt")
     require_integer(page_tokens, 1, TOKENS, "page_tokens")
     if salt is not None:
-        require_name(salt, "cache_salt")
+        require_key(salt, "cache_salt")
     ids = _ids(serving, str(asked.get("endpoint")), body, raw_request.app.state)
     return JSONResponse({"tokens": [], "count": len(ids), "names": block_hashes(ids[:-1], int(page_tokens), salt)})
 

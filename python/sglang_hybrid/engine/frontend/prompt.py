@@ -78,11 +78,14 @@ def _require_segments(obj: Any, custom_params: Any, prompt_tokens: int) -> None:
 
 
 def _require_logprobs(obj: Any, params: dict[str, Any], prompt: int, context: int, samples: int) -> None:
-    new = params.get("max_new_tokens", _DEFAULT_NEW_TOKENS)
-    positions = max(context - prompt, 0) if new is None else new
-    if (start := obj.logprob_start_len) >= 0:
-        positions += max(prompt - start, 0)
+    room, new = max(context - prompt, 0), params.get("max_new_tokens", _DEFAULT_NEW_TOKENS)
+    start = obj.logprob_start_len
+    before = max(prompt - start, 0) if start >= 0 else 0
     each = 1 + obj.top_logprobs_num + len(obj.token_ids_logprob or ())
+    allowed = LOGPROBS // (each * samples) - before
+    if new is None and 0 < allowed < room:
+        params["max_new_tokens"] = new = allowed  # most answers end long before; one that does not is cut there
+    positions = before + (room if new is None else min(new, room))
     if positions * each * samples > LOGPROBS:
         raise ConfigError(
             f"a request returns at most {LOGPROBS} log-probabilities; ask for fewer per token, fewer tokens "

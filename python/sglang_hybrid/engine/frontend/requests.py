@@ -21,6 +21,8 @@ async def generate(
     original: Callable[..., Any], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[dict[str, Any]]:
     """SGLang's answers to `obj`; `request` is the HTTP request it came with, None for one of the server's own."""
+    if hasattr(obj.input_ids, "keys"):  # of Ollama's chats up to 0.5.22: transformers' answer, ids among it
+        obj.input_ids = list(obj.input_ids["input_ids"])
     obj.is_single = not isinstance(obj.rid, list)  # asked for when the response is over, whatever becomes of it
     path = None if request is None else str(request.scope.get("path", ""))
     if path is not None:

@@ -17,6 +17,7 @@ from sglang_hybrid.engine.frontend.limits import (
     LEAST_REPETITION_PENALTY,
     STOP,
     STOPS,
+    TAG,
     TOP_K,
     require_integer,
     shown,
@@ -53,8 +54,10 @@ def require_params(given: dict[str, Any], vocabulary: int) -> tuple[dict[str, An
     _require_stops(params, vocabulary)
     _require_biases(params.get("logit_bias") or {}, vocabulary)
     for name in _GRAMMARS:
-        if len(params.get(name) or "") > GRAMMAR:
-            raise ConfigError(f"{name} has at most {GRAMMAR} characters: {len(params[name])}")
+        most = TAG if name == "structural_tag" else GRAMMAR
+        if len(params.get(name) or "") > most:
+            tools = "; strict tools make one of their schemas, send fewer of them" if most is TAG else ""
+            raise ConfigError(f"{name} has at most {most} characters{tools}: {len(params[name])}")
     if typed.get("n", 1) is None:
         del typed["n"]  # SGLang compares it with a number
     return typed, heavy
