@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.engine.frontend.segments.peers import Files
+from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.segments import room
 from sglang_hybrid.engine.segments.exchange import Exchange
 from sglang_hybrid.engine.segments.store import Shapes, Store
@@ -30,11 +30,11 @@ def sent(one: Exchange, other: Exchange, ids: list[int] = IDS, **changed: Any) -
     """What the second says of the first one's entry of `ids`."""
     files = Files(1)
     form = other.form.hex()
-    packed = one.answer(None, {"pack": ids, "form": form, "into": files.paths})
+    packed = one.answer(None, {"pack": ids, "form": form, "into": files.told})
     if "why" in packed:
         return packed
-    assert os.stat(files.paths[0]).st_size == packed["bytes"]
-    question = {"unpack": ids, "form": form, "from": files.paths, "tokens": packed["tokens"], "kept": packed["kept"]}
+    assert os.stat(files.told["paths"][0]).st_size == packed["bytes"]
+    question = {"unpack": ids, "form": form, "from": files.told, "tokens": packed["tokens"], "kept": packed["kept"]}
     return other.answer(None, question | {"made": True} | changed)
 
 
@@ -153,7 +153,14 @@ def test_what_was_made_with_other_weights_is_not_handed_out() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"tokens": TOKENS + 1}, {"kept": 5}, {"kept": -1}, {"kept": 13}, {"from": ["/nowhere"]}, {"unpack": [*IDS, 1]}],
+    [
+        {"tokens": TOKENS + 1},
+        {"kept": 5},
+        {"kept": -1},
+        {"kept": 13},
+        {"from": {"paths": ["/nowhere"], "token": ""}},
+        {"unpack": [*IDS, 1]},
+    ],
 )
 def test_what_is_no_entry_is_refused_and_leaves_nothing(changed: dict[str, Any]) -> None:
     here, there = static(), static()
@@ -164,17 +171,21 @@ def test_what_is_no_entry_is_refused_and_leaves_nothing(changed: dict[str, Any])
     there.index.check()
 
 
+def of(path: Path) -> dict[str, Any]:
+    return {"paths": [str(path)], "token": ""}
+
+
 def test_no_other_file_is_written_or_read(tmp_path: Path) -> None:
     here, there = static(), static()
     here.make(IDS, 2)
     one, file = exchange(here), tmp_path / "file"
     file.write_bytes(b"of somebody else")
-    said = one.answer(None, {"pack": IDS, "form": one.form.hex(), "into": [str(file)]})
+    said = one.answer(None, {"pack": IDS, "form": one.form.hex(), "into": of(file)})
     assert (said, file.read_bytes()) == ({"why": "there is no memory to send it from"}, b"of somebody else")
     link = tmp_path / "link"
     link.symlink_to(file)
-    assert "why" in one.answer(None, {"pack": IDS, "form": one.form.hex(), "into": [str(link)]})
-    assert "why" in sent(one, exchange(there), **{"from": [str(file)]})
+    assert "why" in one.answer(None, {"pack": IDS, "form": one.form.hex(), "into": of(link)})
+    assert "why" in sent(one, exchange(there), **{"from": of(file)})
 
 
 def test_an_entry_that_is_not_there_and_one_that_is() -> None:
@@ -235,13 +246,13 @@ def test_ranks_send_and_keep_their_shares_or_none_does() -> None:
     assert forms == {form.hex() for form in all_ranks(lambda rank: others[rank].form)}
     (form,) = forms
     files = Files(2)
-    packed = all_ranks(lambda rank: ones[rank].answer(None, {"pack": IDS, "form": form, "into": files.paths}))
+    packed = all_ranks(lambda rank: ones[rank].answer(None, {"pack": IDS, "form": form, "into": files.told}))
     assert packed[0] == packed[1]
     question = {"unpack": IDS, "form": form, "tokens": TOKENS, "kept": packed[0]["kept"], "made": False}
-    torn = {**question, "from": [files.paths[0], "/nowhere"]}
+    torn = {**question, "from": {**files.told, "paths": [files.told["paths"][0], "/nowhere"]}}
     assert all("why" in said for said in all_ranks(lambda rank: others[rank].answer(None, torn)))
     assert [len(composer.index) for composer in there] == [0, 0]
-    whole = {**question, "from": files.paths}
+    whole = {**question, "from": files.told}
     assert all_ranks(lambda rank: others[rank].answer(None, whole)) == [{}, {}]
     for one, other in zip(here, there, strict=True):
         (left,), (right,) = one.index, other.index
@@ -251,7 +262,30 @@ def test_ranks_send_and_keep_their_shares_or_none_does() -> None:
 
 def test_files_are_gone_with_whoever_holds_them() -> None:
     files = Files(2)
-    paths = [Path(path) for path in files.paths]
+    paths = [Path(path) for path in files.told["paths"]]
     assert all(path.exists() for path in paths)
     del files
     assert not any(path.exists() for path in paths)
+
+
+def test_a_number_that_became_another_files_is_not_read() -> None:
+    here, there = static(), static()
+    here.make(IDS, 2)
+    one, other, files = exchange(here), exchange(there), Files(1)
+    form, before = other.form.hex(), files.told
+    files.close()
+    files = Files(1)
+    assert files.told["paths"] == before["paths"]
+    packed = one.answer(None, {"pack": IDS, "form": form, "into": files.told})
+    question = {"unpack": IDS, "form": form, "from": before, "tokens": TOKENS, "kept": packed["kept"], "made": True}
+    assert other.answer(None, question) == {"why": "what came is no entry of this segment"}
+    assert "why" in one.answer(None, {"pack": IDS, "form": form, "into": before})
+    assert other.answer(None, {**question, "from": files.told}) == {}
+
+
+@pytest.mark.parametrize("changed", [{"unpack": [5, *IDS[1:]]}, {"cache_salt": "of another tenant"}])
+def test_an_entry_of_another_segment_is_not_kept(changed: dict[str, Any]) -> None:
+    here, there = static(), static()
+    here.make(IDS, 2)
+    assert sent(exchange(here), exchange(there), **changed) == {"why": "what came is no entry of this segment"}
+    assert len(there.index) == 0

@@ -17,8 +17,9 @@ from fastapi.responses import JSONResponse
 from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.segments import endpoint, parallel
+from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import name
-from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE, Files
+from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import hooks, listing
 from tests.unit.engine.exchanging import IDS, Composer, exchange, model, static
@@ -100,11 +101,11 @@ def test_a_segment_is_computed_once_and_sent_twice(manager: Manager) -> None:
     other = static()
     there = exchange(other)
     files = Files(1)
-    Path(files.paths[0]).write_bytes(data)
+    Path(files.told["paths"][0]).write_bytes(data)
     question = {
         "unpack": IDS,
         "form": form(manager),
-        "from": files.paths,
+        "from": files.told,
         "tokens": head["tokens"],
         "kept": head["kept"],
     }

@@ -60,8 +60,8 @@ def fetched(
     """What this server's scheduler is asked to keep, after another one sent `body`."""
     questions: list[Any] = []
 
-    async def ask(_: Any, question: dict[str, Any]) -> dict[str, Any]:
-        questions.append((question, Path(question["from"][0]).read_bytes()))
+    async def ask(_: Any, question: dict[str, Any], __: Any) -> dict[str, Any]:
+        questions.append((question, Path(question["from"]["paths"][0]).read_bytes()))
         return unpacked or {}
 
     monkeypatch.setattr(peers, "ask", ask)

@@ -13,9 +13,8 @@ import os
 import secrets
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
@@ -24,7 +23,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.launch.fingerprint import NOT_THE_MODEL
 from sglang_hybrid.engine.pools.ranks import Group
-from sglang_hybrid.engine.segments.parcels import FORM_BYTES, Parcels
+from sglang_hybrid.engine.segments.parcels import FORM_BYTES, HEAD_BYTES, Parcels, name
 from sglang_hybrid.engine.segments.weights import digest
 from sglang_hybrid.segment.index import COLD, EVICTED
 from sglang_hybrid.segment.prompt import Cached, SegmentedPrompt
@@ -32,10 +31,12 @@ from sglang_hybrid.segment.prompt import Cached, SegmentedPrompt
 if TYPE_CHECKING:
     from sglang_hybrid.engine.segments.composer import Composer
 
-MEMORY_FILE = "segment"
-"""What the files are called through which ranks and their HTTP process hand each other entries."""
-
 QUESTIONS = ("who", "cold", "pack", "unpack")
+
+
+def memory_name(token: str, rank: int) -> str:
+    """What the file is called through which a rank and its HTTP process hand each other one entry."""
+    return f"segment-{token}-{rank}"
 
 
 class Exchange:
@@ -75,10 +76,10 @@ class Exchange:
         """The answer to one question; in each, `why` says what cannot be.
 
         `{"who": None}`: the server, its form and its ranks. `{"cold": [[start, end], ...], "ids": ids}`: these, and
-        which of a prompt's segments have to be made. `{"pack": ids, "form": form, "into": [path, ...]}`: its entry goes
-        into a file for each rank. `{"unpack": ids, "form": form, "from": [path, ...], "tokens": n, "kept": n, "made":
-        bool}`: an entry of another server becomes ours; it was `made` for a request that comes here. A tenant has
-        `extra_key` and `cache_salt`.
+        which of a prompt's segments have to be made. `{"pack": ids, "form": form, "into": files}`: its entry goes into
+        the files `{"paths": [path of each rank, ...], "token": what their names have}`. `{"unpack": ids, "form": form,
+        "from": files, "tokens": n, "kept": n, "made": bool}`: an entry of another server becomes ours; it was `made`
+        for a request that comes here. A tenant has `extra_key` and `cache_salt`.
         """
         if "pack" in question:
             return self._pack(question)
@@ -123,8 +124,14 @@ class Exchange:
             return {"why": "it was made with other weights"}
         if (why := self._stranger(question)) is not None:
             return {"why": why}
-        data = self._parcels.pack(entry, self.form)
-        if not self._all(lambda: self._file(question["into"]).write_bytes(data.numpy().data)):
+        data = self._parcels.pack(entry, self._head(question["pack"], question))
+
+        def write() -> None:
+            with self._file(question["into"], "rb+") as file:
+                file.truncate()
+                file.write(data.numpy().data)
+
+        if not self._all(write):
             return {"why": "there is no memory to send it from"}
         self._composer.index.counts.handed_out += 1
         self._composer.tell()
@@ -142,9 +149,11 @@ class Exchange:
         data = bytearray()
 
         def read() -> None:
-            data.extend(self._file(question["from"]).read_bytes())
+            with self._file(question["from"], "rb") as file:
+                data.extend(file.read())
             fits = tokens == here and 0 <= kept <= index.costs.transitions
-            if not fits or len(data) != self._parcels.size(tokens, kept) or data[:FORM_BYTES] != self.form:
+            head = self._head(question["unpack"], question)
+            if not fits or len(data) != self._parcels.size(tokens, kept) or data[:HEAD_BYTES] != head:
                 raise ValueError(f"not what a server of this form sends: {len(data)}")
 
         if not self._all(read):
@@ -169,6 +178,9 @@ class Exchange:
     def _key(self, ids: list[int], tenant: Any) -> bytes:
         return self._composer.identity.key(array("q", ids), requests.namespace(tenant))
 
+    def _head(self, ids: list[int], question: dict[str, Any]) -> bytes:
+        return self.form + name(ids, requests.namespace(_tenant(question)))
+
     def _stranger(self, question: dict[str, Any]) -> str | None:
         form = self.form.hex()
         if question["form"] == form:
@@ -177,19 +189,29 @@ class Exchange:
             f"the servers differ in model, weights, release or settings of segments: {question['form']} is not {form}"
         )
 
-    def _file(self, paths: list[str]) -> Path:
-        """This rank's file; ValueError for one that is not in memory, whoever asks."""
-        path = Path(paths[self._rank])
-        if not path.is_symlink() or not os.readlink(path).startswith(f"/memfd:{MEMORY_FILE}"):
-            raise ValueError(f"a segment goes through a file in memory: {path}")
-        return path
+    def _file(self, files: dict[str, Any], mode: str) -> BinaryIO:
+        """This rank's file, opened; ValueError for one that is not the question's own file in memory, whoever asks."""
+        path, wanted = files["paths"][self._rank], f"/memfd:{memory_name(files['token'], self._rank)}"
+
+        def check(link: str) -> None:
+            if not os.path.islink(link) or os.readlink(link).removesuffix(" (deleted)") != wanted:
+                raise ValueError(f"a segment goes through a file in memory, that of its question: {path}")
+
+        check(path)
+        file: BinaryIO = open(path, mode)  # noqa: SIM115
+        try:
+            check(f"/proc/self/fd/{file.fileno()}")  # the path may have become another's
+        except ValueError:
+            file.close()
+            raise
+        return file
 
     def _all(self, do: Callable[[], object]) -> bool:
         """Whether every rank could `do` its share."""
         try:
             do()
             done = 1
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             done = 0
         return bool(done if self._group is None else self._group.least(done))
 

@@ -1,12 +1,17 @@
 """An entry as bytes, as it goes from one server's memory to another's.
 
-    parcel   form | states of all layers | transition rows [layers, heads] | KV [tokens] | transitions [kept]
+    parcel   form | name | states of all layers | transition rows [layers, heads] | KV [tokens] | transitions [kept]
 
 Everything is as the store keeps it, but for the numbers of transitions: on the way a row says which of the parcel's
-own transitions it is, -1 where it vanished. `form` names what bytes mean (`exchange`), 16 bytes of it.
+own transitions it is, -1 where it vanished. `form` names what bytes mean (`exchange`), `name` the segment, 16 bytes of
+each.
 """
 
 from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +22,14 @@ from sglang_hybrid.engine.segments.store import Store
 from sglang_hybrid.segment.index import Entry
 from sglang_hybrid.segment.slabs import Slots
 
-FORM_BYTES = 16
+FORM_BYTES = NAME_BYTES = 16
+HEAD_BYTES = FORM_BYTES + NAME_BYTES
+
+
+def name(ids: Sequence[int], namespace: str | None) -> bytes:
+    """What a segment of a tenant is known by among servers, however each of them calls its model."""
+    about = repr(namespace).encode() + b"\0" + array("q", ids).tobytes()
+    return hashlib.blake2b(about, digest_size=NAME_BYTES).digest()
 
 
 class Parcels:
@@ -33,10 +45,10 @@ class Parcels:
     def size(self, tokens: int, kept: int) -> int:
         """Bytes of an entry with an interior of `tokens` and `kept` transitions."""
         store = self._store
-        return FORM_BYTES + sum(self._cuts) + tokens * store.token_bytes + kept * store.transition_bytes
+        return HEAD_BYTES + sum(self._cuts) + tokens * store.token_bytes + kept * store.transition_bytes
 
-    def pack(self, entry: Entry, form: bytes) -> Tensor:
-        """[size] uint8 on the host."""
+    def pack(self, entry: Entry, head: bytes) -> Tensor:
+        """[size] uint8 on the host; `head` is form and name."""
         store, device = self._store, self._store.buffer.device
         parts = [store.state_data[entry.block]]
         if store.transitions:
@@ -45,7 +57,7 @@ class Parcels:
         parts.append(store.token_data[torch.from_numpy(entry.slots).to(device)])
         parts.append(store.transition_data[torch.from_numpy(entry.transitions).to(device)])
         whole = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts if part.numel()])
-        return torch.cat([torch.frombuffer(bytearray(form), dtype=torch.uint8), whole.cpu()])
+        return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), whole.cpu()])
 
     def unpack(self, data: Tensor, entry: Entry, kept: int) -> None:
         """Write `data`, what `pack` made of another server's entry, into the memory of `entry`, which has all of its
@@ -53,7 +65,7 @@ class Parcels:
         if data.numel() != self.size(entry.tokens, kept) or kept > entry.transitions.size:
             raise InvariantError(f"a parcel of {entry.tokens} tokens is of another size: {data.numel()}")
         store, device = self._store, self._store.buffer.device
-        sizes = (FORM_BYTES, *self._cuts, entry.tokens * store.token_bytes, kept * store.transition_bytes)
+        sizes = (HEAD_BYTES, *self._cuts, entry.tokens * store.token_bytes, kept * store.transition_bytes)
         _, states, rows, kv, transitions = data.to(device).split(sizes)
         store.state_data[entry.block] = states
         if store.transitions:

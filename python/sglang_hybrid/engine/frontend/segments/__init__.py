@@ -13,6 +13,7 @@
 | questions to the scheduler                                              | questions.py |
 | sharing the cold segments of a prompt out to several servers            | parallel.py  |
 | what is asked of another server, and what it sends                      | peers.py     |
+| memory through which entries go to the scheduler and from it            | files.py     |
 | what this server tells and sends others                                 | handing.py   |
 | what an HTTP process knows of its own server                            | local.py     |
 """

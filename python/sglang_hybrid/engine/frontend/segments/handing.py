@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import Local, name
-from sglang_hybrid.engine.frontend.segments.peers import Files
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.frontend.segments.warming import read, warm
 
@@ -52,15 +52,15 @@ class Handing:
         if who["form"] != form:
             raise HTTPException(409, f"model, weights, release or settings of segments differ: {who['form']}")
         began, files, made = time.monotonic(), Files(who["ranks"]), False
-        question = {"pack": ids, "form": form, "into": files.paths, **tenant}
+        question = {"pack": ids, "form": form, "into": files.told, **tenant}
         known = name(ids, tenant)
-        said = await ask(manager, question) if self._local.has(known) else {"why": "nobody sent it yet"}
+        said = await ask(manager, question, files) if self._local.has(known) else {"why": "nobody sent it yet"}
         if "why" in said:
             made = True
             (warmed,) = (await warm(manager, {"segments": [ids], **tenant}))["segments"]
             if not warmed["kept"]:
                 raise HTTPException(503, f"this segment is not kept: {warmed['reason']}")
-            said = await ask(manager, question)
+            said = await ask(manager, question, files)
         if "why" in said:
             raise HTTPException(503, f"this segment is not sent: {said['why']}")
         self._local.sight(known)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from sglang_hybrid.engine.cache import requests
+from sglang_hybrid.engine.segments import parcels
 
 MOST_NAMES = 100_000
 _SPARE = 1_024
@@ -24,8 +23,7 @@ Tenant = dict[str, str]
 
 def name(ids: Sequence[int], tenant: Tenant) -> str:
     """What a segment is known by among servers, however each of them calls its model."""
-    about = repr(requests.namespace(SimpleNamespace(**tenant))).encode()
-    return hashlib.blake2b(about + b"\0" + array("q", ids).tobytes(), digest_size=16).hexdigest()
+    return parcels.name(ids, requests.namespace(SimpleNamespace(**tenant))).hex()
 
 
 class Mean:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
-import os
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import finalize
 
 import aiohttp
 
+from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import Mean, Tenant
 from sglang_hybrid.engine.frontend.segments.questions import PATH, ask
-from sglang_hybrid.engine.segments.exchange import MEMORY_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -25,47 +21,8 @@ PROBE, PARCEL = PATH + "/probe", PATH + "/parcel"
 PROBE_S = 0.5
 """For a server to say what it has: it asks nobody for it."""
 PARCEL_S = 60.0
-_CHUNK = 1 << 20
 _MOST_HEAD = 4096
 _FIRST_S, _LONGEST_S = 5.0, 120.0
-
-
-class Files:
-    """Memory that the ranks of this server reach by a path, one for each; it is gone with whoever holds this."""
-
-    def __init__(self, count: int) -> None:
-        self._open: list[int] = []
-        finalize(self, _close, self._open)
-        for _ in range(count):
-            self._open.append(os.memfd_create(MEMORY_FILE))
-
-    @property
-    def paths(self) -> list[str]:
-        return [f"/proc/{os.getpid()}/fd/{each}" for each in self._open]
-
-    async def pieces(self, size: int) -> AsyncIterator[bytes]:
-        """The first `size` bytes of each."""
-        for each in self._open:
-            for start in range(0, size, _CHUNK):
-                yield os.pread(each, min(_CHUNK, size - start), start)
-                await asyncio.sleep(0)
-
-    async def fill(self, size: int, source: aiohttp.StreamReader) -> None:
-        """Read `size` bytes into each; EOFError if there are fewer."""
-        for each in self._open:
-            left = size
-            while left:
-                piece = await source.read(min(left, _CHUNK))
-                if not piece:
-                    raise EOFError(f"a parcel ends early: {left} bytes are missing")
-                left -= len(piece)
-                while piece:
-                    piece = piece[os.write(each, piece) :]
-
-
-def _close(files: list[int]) -> None:
-    for each in files:
-        os.close(each)
 
 
 class Refused(Exception):
@@ -161,7 +118,7 @@ class Peer:
             logger.warning("%s computes segments for this server again", self.url)
         self.why, self._pause = "", _FIRST_S
         about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
-        return Parcel({"unpack": ids, "form": who["form"], "from": files.paths, **tenant, **about}, files)
+        return Parcel({"unpack": ids, "form": who["form"], "from": files.told, **tenant, **about}, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +130,7 @@ class Parcel:
 
     async def keep(self, manager: Any) -> None:
         """Raises NotKept where this server has no room for it, ConfigError where its scheduler is at fault."""
-        said = await ask(manager, self.question)
+        said = await ask(manager, self.question, self.files)
         if "why" in said:
             raise NotKept(said["why"])
 
