@@ -368,3 +368,26 @@ def test_others_are_not(named: list[tuple[Any, ...]]) -> None:
 def test_a_fault_of_ours_is_no_fault_of_the_request(named: list[tuple[Any, ...]]) -> None:
     goes_by(tokenized(ids=[666, *IDS[1:]]))
     assert len(named) == 1
+
+
+def test_an_abort_while_it_is_prepared_is_not_lost(
+    named: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = SimpleNamespace(abort_sent=False, dispatched=False, finished=False)
+    keys, told = SimpleNamespace(admin_api_key=None, api_key=None), list[str]()
+    manager = SimpleNamespace(server_args=keys, rid_to_state={"r": state}, abort_request=told.append)
+
+    async def prepare(*_: Any) -> None:
+        state.abort_sent = True
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Parallel, "prepare", prepare)
+
+    async def run() -> None:
+        parallel.outer.set(SimpleNamespace(is_single=True))
+        await parallel.prepared(manager, tokenized())
+        state.dispatched = True
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert (told, state.abort_sent) == (["r"], False)

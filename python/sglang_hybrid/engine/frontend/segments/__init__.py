@@ -12,6 +12,7 @@
 | computing segments before a prompt needs them                           | warming.py   |
 | questions to the scheduler                                              | questions.py |
 | sharing the cold segments of a prompt out to several servers            | parallel.py  |
+| an abort that comes meanwhile                                           | aborts.py    |
 | what is asked of another server, and what it sends                      | peers.py     |
 | memory through which entries go to the scheduler and from it            | files.py     |
 | what this server tells and sends others                                 | handing.py   |

@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 
 from sglang_hybrid.engine.frontend.segments import warming
+from sglang_hybrid.engine.frontend.segments.aborts import unless_aborted
 from sglang_hybrid.engine.frontend.segments.local import Local, Tenant, name
 from sglang_hybrid.engine.frontend.segments.peers import NotKept, Peer
 from sglang_hybrid.engine.frontend.segments.questions import ask
@@ -225,7 +226,8 @@ async def prepared(manager: Any, made: Any) -> Any:
         if whole is not None and whole.is_single:  # prompts of a list come one after the other, and would wait here
             tenant = {key: value for key in ("extra_key", "cache_salt") if (value := getattr(made, key, None))}
             try:
-                await parallel.prepare(manager, list(ids), marked.named(params, len(ids)), tenant)
+                work = parallel.prepare(manager, list(ids), marked.named(params, len(ids)), tenant)
+                await unless_aborted(manager, made.rid, work)
             except Exception:
                 logger.exception("segments of request %s are computed here alone", made.rid)
     parallel.local.begin(manager, made.rid, len(ids))
