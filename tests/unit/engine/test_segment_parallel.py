@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,90 +14,19 @@ import pytest
 from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend import processing
-from sglang_hybrid.engine.frontend.segments import parallel, warming
+from sglang_hybrid.engine.frontend.segments import parallel, plans, warming
 from sglang_hybrid.engine.frontend.segments.local import Local, Mean, name
 from sglang_hybrid.engine.frontend.segments.parallel import Parallel
-from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Peer, Refused
+from sglang_hybrid.engine.frontend.segments.peers import NotKept, Refused
 from sglang_hybrid.engine.frontend.settings import settings
+from tests.unit.engine.sharing import Other, Server, document, prompt, served
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
-
-WHO = {"server": "here", "form": "f", "ranks": 1}
-
-
-def document(number: int, tokens: int = 400) -> list[int]:
-    return [number * 1000 + token for token in range(tokens)]
-
-
-def prompt(*documents: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    ids, ranges = [1, 2, 3], []
-    for each in documents:
-        ranges.append((len(ids), len(ids) + len(each)))
-        ids = ids + each
-    return [*ids, 4], ranges
-
-
-class Other(Peer):
-    """A server that computes what it is asked for at once, or does what a test wants it to."""
-
-    def __init__(self, held: Callable[[str], bool] = lambda _: False, waiting: int = 0, server: str = "there") -> None:
-        super().__init__("http://there", None)
-        self.held, self.waiting, self.server = held, waiting, server
-        self.probes, self.asked = 0, list[list[int]]()
-        self.does: Callable[[], Any] = lambda: asyncio.sleep(0)
-
-    async def probe(self, session: Any, server: str, form: str, names: list[str]) -> Any:
-        self.probes += 1
-        if server == self.server:
-            self.is_self = True
-            return None
-        return Offer([self.held(each) for each in names], self.waiting, None)
-
-    async def send(self, session: Any, who: Any, ids: list[int], tenant: Any) -> Any:
-        self.asked.append(ids)
-        await self.does()
-        return SimpleNamespace(keep=self.keep)
-
-    async def keep(self, _: Any) -> None:
-        pass
-
-
-class Server:
-    """This server: what its scheduler is asked, and what it computes ahead."""
-
-    def __init__(self, *others: Other, kept: list[list[int]] | None = None) -> None:
-        self.parallel = Parallel(others)
-        self.manager = SimpleNamespace(rid_to_state={})
-        self.kept, self.questions, self.computed = kept or [], 0, list[list[int]]()
-
-    async def ask(self, _: Any, question: dict[str, Any]) -> dict[str, Any]:
-        self.questions += 1
-        ids = question["ids"]
-        return {
-            **WHO,
-            "cold": [at for at, (low, high) in enumerate(question["cold"]) if ids[low:high] not in self.kept],
-        }
-
-    async def warm(self, _: Any, body: Any, *, ahead: bool) -> None:
-        assert ahead
-        self.computed += body["segments"]
-
-    def run(self, *documents: list[int], **tenant: str) -> None:
-        asyncio.run(self.have(*documents, **tenant))
-
-    async def have(self, *documents: list[int], **tenant: str) -> None:
-        await self.parallel.prepare(self.manager, *prompt(*documents), tenant)
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
-    def make(*others: Other, **more: Any) -> Server:
-        server = Server(*others, **more)
-        monkeypatch.setattr(parallel, "ask", server.ask)
-        monkeypatch.setattr(warming, "warm", server.warm)
-        return server
-
-    return make
+    return partial(served, monkeypatch)
 
 
 def test_cold_segments_are_shared_out(serve: Callable[..., Server]) -> None:
@@ -118,10 +48,10 @@ def test_a_second_prompt_over_them_asks_nobody(serve: Callable[..., Server]) -> 
     server.run(document(1, 63), document(0))
     assert (server.questions, other.probes, len(other.asked)) == (1, 1, 1)
     server.run(document(1), document(0), cache_salt="another tenant")
-    assert server.questions == 2
-    server.parallel.local.forget()
+    assert other.probes == 2
+    server.parallel.forget()
     server.run(document(0), document(1))
-    assert server.questions == 3
+    assert other.probes == 3
 
 
 def test_few_tokens_and_a_lone_segment_are_computed_here(serve: Callable[..., Server]) -> None:
@@ -130,7 +60,7 @@ def test_few_tokens_and_a_lone_segment_are_computed_here(serve: Callable[..., Se
     server.run(document(0, 500))
     assert (server.questions, other.probes) == (0, 0)
     server.run(document(1, 3000))
-    assert (server.questions, other.probes, other.asked, server.computed) == (1, 1, [], [])
+    assert (server.questions, other.probes, other.asked, server.computed) == (0, 1, [], [])
 
 
 def test_a_busy_server_gives_its_segments_away(serve: Callable[..., Server]) -> None:
@@ -166,7 +96,7 @@ def test_this_server_may_be_among_the_others(serve: Callable[..., Server]) -> No
     server = serve(itself)
     server.run(document(0), document(1))
     server.run(document(2), document(3))
-    assert (itself.is_self, itself.probes, server.questions) == (True, 1, 1), "nobody is asked when nobody is left"
+    assert (itself.is_self, itself.probes, server.questions) == (True, 1, 0), "nobody is asked when nobody is left"
 
 
 @pytest.mark.parametrize("error", [Refused("busy"), OSError("gone"), TimeoutError(), KeyError("tokens"), EOFError()])
@@ -202,7 +132,7 @@ def test_what_finds_no_room_here_is_no_fault_of_the_other(serve: Callable[..., S
 
 
 def test_nobody_waits_for_ever(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(plans, "PATIENCE_S", 0.01)
     other = Other()
     other.does = lambda: asyncio.sleep(3600)
     server = serve(other)

@@ -119,31 +119,84 @@ def probed(answer: Callable[[web.Request], Any]) -> tuple[Any, Peer]:
     return found
 
 
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def out(self, peer: Peer) -> float:
+        """Seconds that a peer is left alone, from now."""
+        before = self.now
+        while peer.is_out:
+            self.now += 1
+        found, self.now = self.now - before, before
+        return found
+
+
 SAID = {"server": "there", "form": "f", "held": [True], "waiting": 3, "pace": 0.1}
 
 
 def test_a_server_that_answers_and_sends_nothing_is_left_alone_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = Clock(monkeypatch)
 
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(SAID) if request.path.endswith("probe") else web.Response(status=503)
 
     async def do(peer: Peer, session: aiohttp.ClientSession) -> list[float]:
-        nonlocal now
         pauses = []
         for _ in range(7):
             assert await peer.probe(session, "here", "f", ["n"]) is not None
             with pytest.raises(Refused) as refused:
                 await peer.send(session, WHO, IDS, {})
-            peer.fail(refused.value)
-            before = now
-            while peer.is_out:
-                now += 1
-            pauses.append(now - before)
+            peer.fail(refused.value, clock.now)
+            pauses.append(clock.out(peer))
+            clock.now += pauses[-1]
         return pauses
 
     assert Wire(answer).call(do) == [5, 10, 20, 40, 80, 120, 120]
+
+
+def test_what_fails_beside_others_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, peer = Clock(monkeypatch), Peer("http://a", None)
+    for _ in range(8):
+        peer.fail(TimeoutError(), 999.0)
+    assert clock.out(peer) == 5
+    clock.now = 1005.0
+    peer.fail(TimeoutError(), 999.0)
+    assert not peer.is_out, "it began before the failure that is known"
+    peer.fail(TimeoutError(), 1005.0)
+    assert clock.out(peer) == 10
+
+
+def test_what_began_before_it_worked_puts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, peer = Clock(monkeypatch), Peer("http://a", None)
+    peer.fail(TimeoutError(), 999.0)
+    clock.now = 1060.0
+    peer.worked()
+    peer.fail(TimeoutError(), 1001.0)
+    assert (peer.is_out, peer.why, peer.fetched) == (False, "", 1)
+    peer.fail(TimeoutError(), 1061.0)
+    assert clock.out(peer) == 5
+
+
+def test_what_was_this_server_may_become_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {**SAID, "server": "here"}
+    clock = Clock(monkeypatch)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(said)
+
+    async def do(peer: Peer, session: aiohttp.ClientSession) -> None:
+        assert await peer.probe(session, "here", "f", ["n"]) is None
+        assert (peer.is_self, peer.why, clock.out(peer)) == (True, "", 120)
+        clock.now += 120
+        said["server"] = "there"
+        assert await peer.probe(session, "here", "f", ["n"]) is not None
+        assert not peer.is_self
+
+    Wire(answer).call(do)
 
 
 def test_a_probe_tells_what_another_has() -> None:
@@ -168,6 +221,8 @@ def test_a_probe_tells_what_another_has() -> None:
         (lambda _: _json([]), ""),
         (lambda _: _json(None), ""),
         (lambda _: _text("<html>", 200), ""),
+        (lambda _: _said(json.dumps(SAID).replace("3", "1" + 400 * "0")), "OverflowError"),
+        (lambda _: _said("[" * 100_000), "RecursionError"),
         (lambda _: _text("who are you", 401), "401 who are you"),
         (lambda _: asyncio.sleep(3600), "TimeoutError"),
     ],
@@ -188,3 +243,7 @@ async def _json(said: Any) -> web.Response:
 
 async def _text(said: str, status: int) -> web.Response:
     return web.Response(text=said, status=status)
+
+
+async def _said(text: str) -> web.Response:
+    return web.Response(text=text, content_type="application/json")

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -25,45 +24,27 @@ import aiohttp
 from sglang_hybrid.engine.frontend.segments import warming
 from sglang_hybrid.engine.frontend.segments.aborts import unless_aborted
 from sglang_hybrid.engine.frontend.segments.local import Local, Tenant, name
-from sglang_hybrid.engine.frontend.segments.peers import NotKept, Peer
+from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Peer
+from sglang_hybrid.engine.frontend.segments.plans import PATIENCE_S, Plan, Segments, Share, planned, worth
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
-from sglang_hybrid.segment.dispatch import shared_out
 from sglang_hybrid.segment.geometry import LEAST_TOKENS, Range
 
 logger = logging.getLogger(__name__)
 
-WORTH_TOKENS = 512
-"""Fewer cold tokens are computed sooner than others are asked."""
 _AT_ONCE = 2
 """Segments that one server computes for a prompt at a time: while one is sent, the next is computed."""
-_PATIENCE_S, _LEAST_PATIENCE_S = 30.0, 1.0
-_PATIENCE = 4
-"""Times what was expected."""
-
 outer: ContextVar[Any] = ContextVar("outer", default=None)
 """The request of a client as it came: one prompt or a list of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The `segments` by name that `peer` computes, None for this server; it was `idle`, so that its pace is seen."""
+class Making:
+    """A `share` that is being made; the task ends with it, or when nobody should wait for it any longer."""
 
-    peer: Peer | None
-    segments: dict[str, list[int]]
-    idle: bool
-
-    def without(self, names: Container[str]) -> Share:
-        return replace(self, segments={each: some for each, some in self.segments.items() if each not in names})
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What each server does, and in how many seconds all is there, 0 where nobody can tell."""
-
-    shares: list[Share]
-    seconds: float
+    share: Share
+    task: asyncio.Task[None]
 
 
 class Parallel:
@@ -71,121 +52,166 @@ class Parallel:
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self.peers, self.local = peers, Local()
-        self._making: dict[str, asyncio.Task[None]] = {}
+        self._making: dict[str, Making] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._who: dict[str, Any] | None = None
+        self._asking: asyncio.Task[dict[str, Any]] | None = None
+
+    def forget(self) -> None:
+        """The cache was emptied, or the weights change."""
+        self.local.forget()
+        self._who = None
 
     async def prepare(self, manager: Any, ids: list[int], ranges: Sequence[Range], tenant: Tenant) -> None:
         """Have the cold segments of a prompt computed, if that is sooner than by its own prefill."""
         names = [name(ids[low:high], tenant) for low, high in ranges]
-        lengths = [high - low for low, high in ranges]
-        fresh = [size for size, each in zip(lengths, names, strict=True) if not self.local.has(each)]
-        if sum(size for size in fresh if size >= LEAST_TOKENS) >= WORTH_TOKENS and not all(
-            peer.is_out for peer in self.peers
-        ):
-            who = await ask(manager, {"cold": [list(each) for each in ranges], "ids": ids, **tenant})
-            await self._have(
-                manager, who, {names[at]: ids[ranges[at][0] : ranges[at][1]] for at in who["cold"]}, tenant
-            )
+        fresh = {
+            each: ids[low:high]
+            for each, (low, high) in zip(names, ranges, strict=True)
+            if high - low >= LEAST_TOKENS and not self.local.has(each)
+        }
+        if worth(fresh) and not all(peer.is_out for peer in self.peers):
+            question = {"cold": [list(each) for each in ranges], "ids": ids, **tenant}
+            await self._have(manager, fresh, question, names, tenant)
         for each in names:
             self.local.sight(each)
 
-    async def _have(self, manager: Any, who: dict[str, Any], cold: dict[str, list[int]], tenant: Tenant) -> None:
-        """Wait for the segments `cold`, by name: those that are being made, and those that it pays to share out."""
-        alone = {each: some for each, some in cold.items() if each not in self._making}
-        plan = await self._plan(manager, who, alone) if sum(map(len, alone.values())) >= WORTH_TOKENS else None
-        wanted = {self._making[each] for each in cold if each in self._making}  # of which some began in between
-        ours: dict[asyncio.Task[None], Share] = {}
-        patience = _PATIENCE_S
-        if plan is not None:
-            patience = max(_LEAST_PATIENCE_S, _PATIENCE * plan.seconds) if plan.seconds else _PATIENCE_S
+    async def _have(
+        self, manager: Any, fresh: Segments, question: dict[str, Any], names: list[str], tenant: Tenant
+    ) -> None:
+        """Wait for the segments `fresh`: those that are being made, and the cold ones that it pays to share out."""
+        alone = {each: some for each, some in fresh.items() if each not in self._making}
+        try:
+            found = await self._plan(manager, alone, question, names) if worth(alone) else None
+        except TimeoutError:
+            logger.info("the scheduler is busy: nothing of a prompt is shared out")
+            found = None
+        wanted = {self._making[each].task for each in fresh if each in self._making}  # some began in between
+        if found is not None:
+            who, plan = found
             for share in plan.shares:
                 share = share.without(self._making)
-                if not share.segments:
-                    continue
-                task = asyncio.create_task(self._share(manager, who, share, tenant))
-                wanted.add(task)
-                ours[task] = share
-                for each in share.segments:
-                    self._making[each] = task
-                task.add_done_callback(partial(self._made, share))
+                if share.segments:
+                    wanted.add(self._begin(manager, who, share, tenant, plan.patience))
         if wanted:
-            _, late = await asyncio.wait(wanted, timeout=patience)
-            for task in late & ours.keys():
-                if (peer := ours[task].peer) is not None:
-                    peer.fail(TimeoutError(f"nothing came within {patience:.1f} s"))
+            await asyncio.wait(wanted)
 
-    def _made(self, share: Share, _: asyncio.Task[None]) -> None:
-        for each in share.segments:
-            self._making.pop(each, None)
+    async def _plan(
+        self, manager: Any, fresh: Segments, question: dict[str, Any], names: list[str]
+    ) -> tuple[dict[str, Any], Plan] | None:
+        """Who this server is and who computes what, None if this server alone is as quick.
 
-    async def _plan(self, manager: Any, who: dict[str, Any], cold: dict[str, list[int]]) -> Plan | None:
-        """Who computes what; None if this server alone is as quick."""
-        asked = [peer for peer in self.peers if not peer.is_out]
-        waiting = self.local.waiting(manager)
-        async with aiohttp.ClientSession() as session:
-            probes = (peer.probe(session, who["server"], who["form"], [*cold]) for peer in asked)
-            answers = await asyncio.gather(*probes)
-        there = [(peer, offer) for peer, offer in zip(asked, answers, strict=True) if offer is not None]
-        sizes = [len(some) for some in cold.values()]
-        known = self.local.pace.value
-        own = known or 1.0  # before anything was measured tokens are counted, as the paper does
-        costs, waits, idle = [[own * size for size in sizes]], [own * waiting], [not waiting]
-        for peer, offer in there:
-            its = (peer.pace.value or offer.pace or own) if known else 1.0
-            way = (peer.transfer.value or 0.0) if known else 0.0
-            costs.append([size * (way if held else its) for size, held in zip(sizes, offer.held, strict=True)])
-            waits.append(its * offer.waiting + ((peer.way.value or 0.0) if known else 0.0))
-            idle.append(not offer.waiting and not any(offer.held))
-        found = shared_out(costs, waits)
-        if found is None:
+        The scheduler answers one question a round, so it is asked which segments are cold once others could help.
+        """
+        who = await self._known(manager)
+        offers = await self._offers(who, [*fresh])
+
+        def plan(cold: Segments) -> Plan | None:
+            return planned(cold, offers, [*fresh], self.local.pace.value, self.local.waiting(manager))
+
+        if not offers or (first := plan(fresh)) is None:
             return None
-        assigned, seconds = found
-        peers = [None, *(peer for peer, _ in there)]
-        shares = [
-            Share(
-                peer,
-                {each: some for (each, some), who in zip(cold.items(), assigned, strict=True) if who == at},
-                idle[at],
-            )
-            for at, peer in enumerate(peers)
-            if at in assigned
-        ]
-        return Plan(shares, seconds if known else 0.0)
+        who = await asyncio.wait_for(ask(manager, question), first.patience)
+        cold = {names[at] for at in who["cold"]} & fresh.keys()
+        left = {each: some for each, some in fresh.items() if each in cold}
+        last = plan(left) if worth(left) else None
+        return None if last is None else (who, last)
+
+    async def _known(self, manager: Any) -> dict[str, Any]:
+        """Who this server is; TimeoutError if its scheduler does not say."""
+        if self._who is not None:
+            return self._who
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._meet(manager))
+        return await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE_S)
+
+    async def _meet(self, manager: Any) -> dict[str, Any]:
+        try:
+            self._who = await ask(manager, {"who": None})
+            return self._who
+        finally:
+            self._asking = None
+
+    async def _offers(self, who: dict[str, Any], names: list[str]) -> list[tuple[Peer, Offer]]:
+        """What others can do about segments by name."""
+        asked = [peer for peer in self.peers if not peer.is_out]
+        async with aiohttp.ClientSession() as session:
+            probes = (peer.probe(session, who["server"], who["form"], names) for peer in asked)
+            answers = await asyncio.gather(*probes)
+        if any(peer.is_out and not peer.is_self for peer in asked):
+            self._who = None  # it may be this server that changed, and another of its HTTP processes knows
+        return [(peer, offer) for peer, offer in zip(asked, answers, strict=True) if offer is not None]
+
+    def _begin(
+        self, manager: Any, who: dict[str, Any], share: Share, tenant: Tenant, patience: float
+    ) -> asyncio.Task[None]:
+        """Have a share made; what is returned ends after `patience` seconds at the latest, for all who wait for it."""
+        began = time.monotonic()
+        work = asyncio.create_task(self._share(manager, who, share, tenant))
+        task = asyncio.create_task(self._within(work, share, patience, began))
+        for each in work, task:
+            self._tasks.add(each)
+            each.add_done_callback(self._tasks.discard)
+        for name_ in share.segments:
+            self._making[name_] = Making(share, task)
+        return task
+
+    async def _within(self, work: asyncio.Task[None], share: Share, patience: float, began: float) -> None:
+        try:
+            _, late = await asyncio.wait({work}, timeout=patience)
+            if late and share.peer is not None:
+                share.peer.fail(TimeoutError(f"nothing came within {patience:.1f} s"), began)
+        finally:
+            for each in share.segments:
+                self._made(share, each)
+
+    def _made(self, share: Share, each: str) -> None:
+        making = self._making.get(each)
+        if making is not None and making.share is share:
+            del self._making[each]
 
     async def _share(self, manager: Any, who: dict[str, Any], share: Share, tenant: Tenant) -> None:
         """Have one server compute its share, and everything of it here; says what is in the way, and raises nothing."""
-        began, segments = time.monotonic(), sorted(share.segments.values(), key=len, reverse=True)
-        peer = share.peer
-        try:
-            if peer is None:
-                await warming.warm(manager, {"segments": segments, **tenant}, ahead=True)
-            else:
-                await self._fetch(manager, who, peer, segments, tenant)
-        except NotKept as error:
-            logger.info("a segment that %s computed is not kept: %s", peer and peer.url, error)
-        except Exception as error:
-            if peer is None:
-                logger.warning("segments are not computed ahead: %s", error)
-            else:
-                peer.fail(error)
+        began, peer, total = time.monotonic(), share.peer, sum(map(len, share.segments.values()))
+        if peer is not None:
+            there = await self._fetch(manager, who, peer, share, tenant)
         else:
-            if share.idle:
-                (self.local if peer is None else peer).pace.add((time.monotonic() - began) / sum(map(len, segments)))
+            segments = sorted(share.segments.values(), key=len, reverse=True)
+            try:
+                await warming.warm(manager, {"segments": segments, **tenant}, ahead=True)
+                there = True
+            except Exception as error:
+                logger.warning("segments are not computed ahead: %s", error)
+                there = False
+        if there and share.idle:
+            (self.local if peer is None else peer).pace.add((time.monotonic() - began) / total)
 
-    @staticmethod
-    async def _fetch(manager: Any, who: dict[str, Any], peer: Peer, segments: list[list[int]], tenant: Tenant) -> None:
-        """Have `peer` compute and send `segments`; raises what kept it from one once all have come to an end."""
+    async def _fetch(self, manager: Any, who: dict[str, Any], peer: Peer, share: Share, tenant: Tenant) -> bool:
+        """Have `peer` compute and send its share; whether all of it is kept here."""
         limit = asyncio.Semaphore(_AT_ONCE)
         async with aiohttp.ClientSession() as session:
 
-            async def fetch(some: list[int]) -> None:
+            async def fetch(each: str) -> bool:
                 async with limit:
-                    parcel = await peer.send(session, who, some, tenant)
-                await parcel.keep(manager)  # which waits for what this server computes itself
+                    began = time.monotonic()
+                    try:
+                        parcel = await peer.send(session, who, share.segments[each], tenant)
+                    except Exception as error:
+                        peer.fail(error, began)
+                        return False
+                try:
+                    await parcel.keep(manager)  # which waits for what this server computes itself
+                except NotKept as error:
+                    logger.info("a segment that %s computed is not kept: %s", peer.url, error)
+                    return False
+                except Exception as error:  # of this server's own scheduler
+                    logger.warning("a segment that %s computed cannot be kept: %s", peer.url, error)
+                    return False
+                self._made(share, each)
+                return True
 
-            results = await asyncio.gather(*map(fetch, segments), return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException):
-                raise error
+            longest = sorted(share.segments, key=lambda each: -len(share.segments[each]))
+            return all(await asyncio.gather(*map(fetch, longest)))
 
     def told(self) -> list[dict[str, Any]]:
         """What an administrator is told of the others."""
@@ -211,7 +237,7 @@ def of_this_process(manager: Any) -> Parallel | None:
 def forget() -> None:
     """The cache was emptied, or the weights change."""
     if _parallel is not None:
-        _parallel.local.forget()
+        _parallel.forget()
 
 
 async def prepared(manager: Any, made: Any) -> Any:

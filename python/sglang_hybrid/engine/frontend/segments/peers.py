@@ -62,20 +62,37 @@ class Peer:
         there; and seconds that a question takes."""
         self.is_self = False
         self.why = ""
-        self._until, self._pause = 0.0, _FIRST_S
+        self._until, self._judged, self._pause = 0.0, 0.0, _FIRST_S
         self.fetched = 0
 
     @property
     def is_out(self) -> bool:
-        return self.is_self or time.monotonic() < self._until
+        return time.monotonic() < self._until
 
-    def fail(self, error: Exception) -> None:
-        """Leave it alone for a while, the longer the more often that comes to nothing."""
+    def fail(self, error: Exception, began: float) -> None:
+        """Leave it alone for a while, the longer the more often that comes to nothing.
+
+        What `began` before it last worked or failed says nothing new, nor does what fails beside others.
+        """
+        now = time.monotonic()
+        if self.is_out or began < self._judged:
+            return
         why = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
         if why != self.why:
             logger.warning("%s computes no segments for this server: %s", self.url, why[:300])
-        self.why, self._until = why, time.monotonic() + self._pause
+        self.why, self._until, self._judged = why, now + self._pause, now
         self._pause = min(2 * self._pause, _LONGEST_S)
+
+    def worked(self) -> None:
+        """It has sent a segment."""
+        self.fetched += 1
+        if self.why:
+            logger.warning("%s computes segments for this server again", self.url)
+        self.why, self._pause, self._judged = "", _FIRST_S, time.monotonic()
+
+    def be_self(self) -> None:
+        """It is this server. Another may have the address later, so it is asked again."""
+        self.is_self, self._until = True, time.monotonic() + _LONGEST_S
 
     async def probe(self, session: aiohttp.ClientSession, server: str, form: str, names: list[str]) -> Offer | None:
         """What it can do for `server`, this one, about segments by name; None if it is no help."""
@@ -86,13 +103,14 @@ class Peer:
             async with session.post(self.url + PROBE, json=body, headers=self._headers, timeout=timeout) as response:
                 said = await _json(response)
             if said["server"] == server:
-                self.is_self = True
+                self.be_self()
                 return None
+            self.is_self = False
             if said["form"] != form:
                 raise Refused(f"model, weights, release or settings of segments differ: {said['form']} is not {form}")
             offer = Offer.read(said, len(names))
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, Refused) as error:
-            self.fail(error)
+        except Exception as error:  # whatever it says
+            self.fail(error, began)
             return None
         self.way.add(time.monotonic() - began)
         return offer
@@ -113,10 +131,7 @@ class Peer:
             await files.fill(int(head["bytes"]), response.content)
         if not head["made"]:
             self.transfer.add((time.monotonic() - began) / len(ids))
-        self.fetched += 1
-        if self.why:
-            logger.warning("%s computes segments for this server again", self.url)
-        self.why, self._pause = "", _FIRST_S
+        self.worked()
         about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
         return Parcel({"unpack": ids, "form": who["form"], "from": files.told, **tenant, **about}, files)
 
