@@ -98,6 +98,34 @@ def test_a_question_that_cannot_be_answered_leaves_the_next_one_alone() -> None:
     asyncio.run(run())
 
 
+def test_questions_for_what_is_cold_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager()
+
+    def answer(_: Any, question: dict[str, Any]) -> dict[str, Any]:
+        if question.get("cold") == "wrong":
+            raise ValueError("wrong")
+        return {"cold": question["cold"]} if "cold" in question else {}
+
+    monkeypatch.setattr(manager.composer.exchange, "answer", answer)  # type: ignore[attr-defined]
+
+    async def run() -> list[Any]:
+        bodies = [{"cold": 0}, {"cold": 1}, {"cold": "wrong"}, {"cold": 2}, {"unpack": 0}, {"unpack": 1}, {"cold": 3}]
+        asked = [asyncio.create_task(ask(manager, body)) for body in bodies]
+        rounds = []
+        await settled()
+        asked[1].cancel()
+        while manager.sent:
+            rounds.append(manager.sent[0].body)
+            await manager.round()
+        assert rounds == [{"all": [{"cold": 0}, {"cold": 1}, {"cold": "wrong"}, {"cold": 2}]}, *bodies[4:]]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second, third, *rest = asyncio.run(run())
+    assert (first, rest) == ({"cold": 0}, [{"cold": 2}, {}, {}, {"cold": 3}])
+    assert isinstance(second, asyncio.CancelledError)
+    assert isinstance(third, ConfigError)
+
+
 def packed(source: Any, ids: list[int]) -> Parcel:
     """What came from another server."""
     files, form = Files(1), source.form.hex()

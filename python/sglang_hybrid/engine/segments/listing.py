@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 METHOD = "hybrid_segments"
 """The message's `method`; its `body` has one of `list`, `find` and `drop`, or of `exchange.QUESTIONS`."""
 
+ALL, ERROR = "all", "error"
+"""Several bodies in one message; what is said instead of an answer to one of them."""
+
 MOST_LISTED = 10_000
 _SPARE = 1_024
 
@@ -111,11 +114,19 @@ def control(original: Callable[..., Any], scheduler: Any, message: Any) -> Any:
     composer = composer_of(scheduler.tree_cache)
     if composer is None:
         return DumperControlReqOutput(success=False, response=[], error="this server keeps no segments")
+    cache, body = scheduler.tree_cache, message.body
+    if isinstance(body, dict) and ALL in body:
+        return DumperControlReqOutput(success=True, response=[_said(composer, cache, each) for each in body[ALL]])
+    said = _said(composer, cache, body)
+    if ERROR in said:
+        return DumperControlReqOutput(success=False, response=[], error=said[ERROR])
+    return DumperControlReqOutput(success=True, response=[said])
+
+
+def _said(composer: Composer, cache: Any, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        if composer.exchange is not None and any(name in message.body for name in QUESTIONS):
-            found = composer.exchange.answer(scheduler.tree_cache, message.body)
-        else:
-            found = answer(composer, message.body)
-        return DumperControlReqOutput(success=True, response=[found])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:  # no question is worth a scheduler
-        return DumperControlReqOutput(success=False, response=[], error=f"no such question of segments: {error!r:.80}")
+        if composer.exchange is not None and any(name in body for name in QUESTIONS):
+            return composer.exchange.answer(cache, body)
+        return answer(composer, body)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:  # no question is worth a scheduler
+        return {ERROR: f"no such question of segments: {error!r:.80}"}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.segments.listing import METHOD
+from sglang_hybrid.engine.segments.listing import ALL, ERROR, METHOD
 
 PATH = "/hybrid/segments"
 _ASKING = "_hybrid_segment_questions"
+_TOGETHER = 32
 
 
 async def ask(manager: Any, body: dict[str, Any], refers: Any = None) -> dict[str, Any]:
@@ -57,26 +58,43 @@ class _Asking:
     async def _run(self) -> None:
         try:
             while self._open:
-                question = self._open.popleft()
-                if not question.answer.done():
-                    found = await self._put(question.body)
-                    _settle(question.answer, found)
+                asked = self._next()
+                if asked:
+                    found = await self._put([question.body for question in asked])
+                    for question, answer in zip(asked, found, strict=True):
+                        _settle(question.answer, answer)
         finally:
             self._open.clear()  # the loop ends, and nobody waits
 
-    async def _put(self, body: dict[str, Any]) -> dict[str, Any] | Exception:
-        """The scheduler's answer, or why there is none. An error is not raised here, or it would hold what it is about
-        for as long as somebody has it."""
+    def _next(self) -> list[_Question]:
+        """The next question, with those of its kind behind it if they cost the scheduler little: it has one message of
+        ours a round. Nobody is asked for who left."""
+        asked: list[_Question] = []
+        while self._open and len(asked) < _TOGETHER:
+            if asked and not (_is_light(asked[-1]) and _is_light(self._open[0])):
+                break
+            question = self._open.popleft()
+            if not question.answer.done():
+                asked.append(question)
+        return asked
+
+    async def _put(self, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
+        """The scheduler's answer to each, or why there is none. An error is not raised here, or it would hold what it
+        is about for as long as somebody has it."""
         from sglang.srt.managers.io_struct import DumperControlReqInput
 
+        body = bodies[0] if len(bodies) == 1 else {ALL: bodies}
         try:
             (answer,) = await self._manager.dumper_control(DumperControlReqInput(method=METHOD, body=body))
         except Exception as error:
-            return error.with_traceback(None)
+            return [error.with_traceback(None)] * len(bodies)
         if not answer.success:
-            return ConfigError(answer.error)
-        found: dict[str, Any] = answer.response[0]
-        return found
+            return [ConfigError(answer.error)] * len(bodies)
+        return [ConfigError(said[ERROR]) if ERROR in said else said for said in answer.response]
+
+
+def _is_light(question: _Question) -> bool:
+    return "cold" in question.body
 
 
 def _settle(answer: asyncio.Future[dict[str, Any]], found: dict[str, Any] | Exception) -> None:
