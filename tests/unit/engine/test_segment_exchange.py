@@ -18,6 +18,7 @@ from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.segments import room
 from sglang_hybrid.engine.segments.exchange import Exchange
+from sglang_hybrid.engine.segments.parcels import HEAD_BYTES
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.engine.segments.weights import digest
 from sglang_hybrid.segment.geometry import Seams
@@ -289,3 +290,31 @@ def test_an_entry_of_another_segment_is_not_kept(changed: dict[str, Any]) -> Non
     here.make(IDS, 2)
     assert sent(exchange(here), exchange(there), **changed) == {"why": "what came is no entry of this segment"}
     assert len(there.index) == 0
+
+
+@pytest.mark.parametrize("row", [999, 5, 3, -2])
+def test_rows_of_transitions_that_did_not_come_are_refused(row: int) -> None:
+    here, there = static(), static()
+    entry = here.make(IDS, 4)
+    assert entry.transitions.size == 3
+    one, other, files = exchange(here), exchange(there), Files(1)
+    form = other.form.hex()
+    packed = one.answer(None, {"pack": IDS, "form": form, "into": files.told})
+    with open(files.told["paths"][0], "rb+") as file:
+        file.seek(HEAD_BYTES + here.store.state_bytes)
+        file.write(row.to_bytes(8, "little", signed=True))
+    question = {"unpack": IDS, "form": form, "from": files.told, "tokens": TOKENS, "kept": packed["kept"]}
+    assert other.answer(None, {**question, "made": True}) == {"why": "what came is no entry of this segment"}
+    assert len(there.index) == 0
+    there.index.check()
+
+
+@pytest.mark.parametrize("stays", [1, 3])
+def test_who_says_how_many_bytes_an_entry_has_at_most(stays: int) -> None:
+    here = static()
+    here.make(IDS, stays)
+    one, files = exchange(here), Files(1)
+    packed = one.answer(None, {"pack": IDS, "form": one.form.hex(), "into": files.told})
+    itself, token = one.answer(None, {"who": None})["sizes"]
+    most = itself + token * TOKENS
+    assert packed["bytes"] == most if stays == 1 else packed["bytes"] < most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.segments import peers
-from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Peer, Refused
+from sglang_hybrid.engine.frontend.segments.files import Files
+from sglang_hybrid.engine.frontend.segments.peers import NotKept, Offer, Parcel, Peer, Refused
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 
-WHO = {"server": "here", "form": "f", "ranks": 1}
+WHO = {"server": "here", "form": "f", "ranks": 1, "sizes": [100, 0.5]}
 IDS = list(range(400))
 
 
@@ -52,6 +55,11 @@ class Wire:
 
 
 HEAD = json.dumps({"tokens": 384, "kept": 2, "bytes": 5, "made": True, "seconds": 0.1}).encode()
+
+
+def headed(**changed: Any) -> bytes:
+    head = json.dumps({**json.loads(HEAD), **changed}).encode()
+    return len(head).to_bytes(4, "little") + head
 
 
 def fetched(
@@ -97,11 +105,55 @@ def test_a_parcel_becomes_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         (4).to_bytes(4, "little") + b"{{{{",
         (2).to_bytes(4, "little") + b"{}",
         len(HEAD).to_bytes(4, "little") + HEAD + b"byt",
+        headed(bytes=0),
+        headed(bytes=-5) + b"bytes",
+        headed(tokens="many") + b"bytes",
     ],
 )
 def test_what_is_no_parcel_is_an_error_and_nothing_is_kept(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises((Refused, EOFError, ValueError, KeyError, TypeError)):
         fetched(body, monkeypatch)
+
+
+def test_no_more_is_read_than_an_entry_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched(headed(bytes=300) + bytes(300), monkeypatch)
+    monkeypatch.setattr(Files, "fill", lambda *_: pytest.fail("it is read"))
+    for size in (301, 1 << 40):
+        with pytest.raises(Refused, match=f"a parcel of {size} bytes, which has 300.0 at most"):
+            fetched(headed(bytes=size) + bytes(301), monkeypatch)
+
+
+def memory() -> list[str]:
+    """The files in memory that this process has open."""
+    links = (os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
+    return [link for link in links if link.startswith("/memfd:segment")]
+
+
+@pytest.mark.parametrize("unpacked", [{}, {"why": "worth less"}, None])
+def test_memory_is_given_back_whatever_becomes_of_a_parcel(
+    unpacked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(_: Any, __: Any, files: Files) -> dict[str, Any]:
+        if unpacked is None:
+            raise ConfigError("no such question")
+        return unpacked
+
+    async def keep() -> tuple[Any, Files]:
+        parcel = Parcel({}, Files(2))
+        assert len(memory()) == 2
+        return await asyncio.gather(parcel.keep(None), return_exceptions=True), parcel.files
+
+    monkeypatch.setattr(peers, "ask", ask)
+    held = asyncio.run(keep())
+    assert memory() == [], "though somebody may hold it"
+    del held
+
+
+def test_memory_of_what_ends_early_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EOFError) as held:
+        fetched(headed(bytes=5) + b"byt", monkeypatch)
+    assert memory() == [], "though somebody holds the error"
+    del held
 
 
 def test_refusals_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

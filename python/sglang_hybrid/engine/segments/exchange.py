@@ -23,7 +23,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.launch.fingerprint import NOT_THE_MODEL
 from sglang_hybrid.engine.pools.ranks import Group
-from sglang_hybrid.engine.segments.parcels import FORM_BYTES, HEAD_BYTES, Parcels, name
+from sglang_hybrid.engine.segments.parcels import FORM_BYTES, Parcels, name
 from sglang_hybrid.engine.segments.weights import digest
 from sglang_hybrid.segment.index import COLD, EVICTED
 from sglang_hybrid.segment.prompt import Cached, SegmentedPrompt
@@ -75,17 +75,21 @@ class Exchange:
     def answer(self, cache: Any, question: dict[str, Any]) -> dict[str, Any]:
         """The answer to one question; in each, `why` says what cannot be.
 
-        `{"who": None}`: the server, its form and its ranks. `{"cold": [[start, end], ...], "ids": ids}`: these, and
-        which of a prompt's segments have to be made. `{"pack": ids, "form": form, "into": files}`: its entry goes into
-        the files `{"paths": [path of each rank, ...], "token": what their names have}`. `{"unpack": ids, "form": form,
-        "from": files, "tokens": n, "kept": n, "made": bool}`: an entry of another server becomes ours; it was `made`
-        for a request that comes here. A tenant has `extra_key` and `cache_salt`.
+        `{"who": None}`: the server, its form, its ranks, and the bytes of an entry at most, for itself and for each
+        token. `{"cold": [[start, end], ...], "ids": ids}`: these, and which of a prompt's segments have to be made.
+        `{"pack": ids, "form": form, "into": files}`: its entry goes into the files `{"paths": [path of each rank, ...],
+        "token": what their names have}`. `{"unpack": ids, "form": form, "from": files, "tokens": n, "kept": n, "made":
+        bool}`: an entry of another server becomes ours; it was `made` for a request that comes here. A tenant has
+        `extra_key` and `cache_salt`.
         """
         if "pack" in question:
             return self._pack(question)
         if "unpack" in question:
             return self._unpack(question)
-        said: dict[str, Any] = {"server": self._server, "form": self.form.hex(), "ranks": self._ranks}
+        sizes = self._parcels.size(0, self._composer.index.costs.transitions), self._composer.store.token_bytes
+        said: dict[str, Any] = {
+            "server": self._server, "form": self.form.hex(), "ranks": self._ranks, "sizes": list(sizes)
+        }  # fmt: skip
         return said if "who" in question else {**said, "cold": self._cold(cache, question)}
 
     def _cold(self, cache: Any, question: dict[str, Any]) -> list[int]:
@@ -151,9 +155,8 @@ class Exchange:
         def read() -> None:
             with self._file(question["from"], "rb") as file:
                 data.extend(file.read())
-            fits = tokens == here and 0 <= kept <= index.costs.transitions
-            head = self._head(question["unpack"], question)
-            if not fits or len(data) != self._parcels.size(tokens, kept) or data[:HEAD_BYTES] != head:
+            fits = tokens == here and kept <= index.costs.transitions
+            if not fits or not self._parcels.fits(data, self._head(question["unpack"], question), tokens, kept):
                 raise ValueError(f"not what a server of this form sends: {len(data)}")
 
         if not self._all(read):

@@ -47,6 +47,13 @@ class Parcels:
         store = self._store
         return HEAD_BYTES + sum(self._cuts) + tokens * store.token_bytes + kept * store.transition_bytes
 
+    def fits(self, data: bytes | bytearray, head: bytes, tokens: int, kept: int) -> bool:
+        """Whether `data`, whoever sent it, is an entry of that form and name, with rows of its own transitions only."""
+        if kept < 0 or len(data) != self.size(tokens, kept) or data[:HEAD_BYTES] != head:
+            return False
+        rows = np.frombuffer(data, np.uint8, self._cuts[1], HEAD_BYTES + self._cuts[0]).view(np.int64)
+        return not self._store.transitions or bool(((rows >= -1) & (rows < kept)).all())
+
     def pack(self, entry: Entry, head: bytes) -> Tensor:
         """[size] uint8 on the host; `head` is form and name."""
         store, device = self._store, self._store.buffer.device

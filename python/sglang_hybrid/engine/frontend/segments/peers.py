@@ -127,12 +127,19 @@ class Peer:
             if not 0 < length <= _MOST_HEAD:
                 raise Refused(f"it sends no parcel: {length}")
             head = json.loads(await response.content.readexactly(length))
+            about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
+            size, most = int(head["bytes"]), who["sizes"][0] + who["sizes"][1] * len(ids)
+            if not 0 < size <= most:
+                raise Refused(f"it sends a parcel of {size} bytes, which has {most} at most")
             files = Files(who["ranks"])
-            await files.fill(int(head["bytes"]), response.content)
-        if not head["made"]:
+            try:
+                await files.fill(size, response.content)
+            except BaseException:
+                files.close()
+                raise
+        if not about["made"]:
             self.transfer.add((time.monotonic() - began) / len(ids))
         self.worked()
-        about = {"tokens": int(head["tokens"]), "kept": int(head["kept"]), "made": bool(head["made"])}
         return Parcel({"unpack": ids, "form": who["form"], "from": files.told, **tenant, **about}, files)
 
 
@@ -145,7 +152,12 @@ class Parcel:
 
     async def keep(self, manager: Any) -> None:
         """Raises NotKept where this server has no room for it, ConfigError where its scheduler is at fault."""
-        said = await ask(manager, self.question, self.files)
+        try:
+            said = await ask(manager, self.question, self.files)
+        except Exception:
+            self.files.close()
+            raise
+        self.files.close()  # who is cancelled leaves that to the question, which the scheduler may not have read
         if "why" in said:
             raise NotKept(said["why"])
 
