@@ -34,12 +34,14 @@ class Manager:
 
     def __init__(self, composer: Composer) -> None:
         self.composer, self.computed, self.computes = composer, list[list[int]](), True
+        self.requests = list[Any]()
         composer.exchange = exchange(composer)  # type: ignore[attr-defined]
         self.model_config, self.context_len, self.tokenizer = SimpleNamespace(vocab_size=1000), 4096, None
         self.server_args = SimpleNamespace(admin_api_key=None, api_key=None)
         self.rid_to_state: dict[str, Any] = {}
 
-    async def generate_request(self, obj: Any, _: Any) -> AsyncIterator[list[dict[str, Any]]]:
+    async def generate_request(self, obj: Any, request: Any) -> AsyncIterator[list[dict[str, Any]]]:
+        self.requests.append(request)
         for ids, params in zip(obj.input_ids, obj.sampling_params, strict=True):
             ((start, end),) = params["custom_params"]["segments"]
             self.computed.append(ids[start:end])
@@ -119,6 +121,12 @@ def test_what_left_meanwhile_is_computed_again(manager: Manager) -> None:
     manager.composer.index.clear()
     head, _ = parcel(manager)
     assert (head["made"], len(manager.computed)) == (True, 2)
+
+
+def test_whoever_leaves_can_be_seen_while_it_is_computed(manager: Manager) -> None:
+    parcel(manager)
+    (request,) = manager.requests
+    assert request.url.path == PARCEL, "SGLang aborts what it computes for a connection that is closed"
 
 
 def test_what_cannot_be_sent_is_said(manager: Manager) -> None:

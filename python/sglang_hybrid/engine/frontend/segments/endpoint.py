@@ -76,7 +76,7 @@ def open_routes(app: Any, scope: Any, *_: Any, **__: Any) -> None:
         from fastapi.responses import StreamingResponse
 
         assert handing is not None
-        sent = await handing.parcel(_manager(app), await _json(request))
+        sent = await handing.parcel(_manager(app), await _json(request), request)
         return StreamingResponse(sent, media_type="application/octet-stream")
 
     # The annotations are texts here, which FastAPI would look up where these functions cannot be seen.

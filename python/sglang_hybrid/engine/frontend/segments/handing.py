@@ -39,8 +39,11 @@ class Handing:
             "pace": local.pace.value,
         }
 
-    async def parcel(self, manager: Any, body: Any) -> AsyncIterator[bytes]:
-        """The entry of a segment, computed if need be: a length of 4 bytes, so many of JSON, what each rank has."""
+    async def parcel(self, manager: Any, body: Any, request: Any = None) -> AsyncIterator[bytes]:
+        """The entry of a segment, computed if need be: a length of 4 bytes, so many of JSON, what each rank has.
+
+        Nothing more is computed once the connection of the `request` is closed.
+        """
         from fastapi import HTTPException
 
         form = body.get("form") if isinstance(body, dict) else None
@@ -51,21 +54,34 @@ class Handing:
         who = await self._known(manager, form)
         if who["form"] != form:
             raise HTTPException(409, f"model, weights, release or settings of segments differ: {who['form']}")
-        began, files, made = time.monotonic(), Files(who["ranks"]), False
-        question = {"pack": ids, "form": form, "into": files.told, **tenant}
-        known = name(ids, tenant)
-        said = await ask(manager, question, files) if self._local.has(known) else {"why": "nobody sent it yet"}
+        files = Files(who["ranks"])
+        try:
+            told = await self._packed(
+                manager, {"pack": ids, "form": form, "into": files.told, **tenant}, files, request
+            )
+        except Exception:
+            files.close()
+            raise
+        self._local.sight(name(ids, tenant))
+        return _sent(json.dumps(told).encode(), files, int(told["bytes"]))
+
+    async def _packed(self, manager: Any, question: dict[str, Any], files: Files, request: Any) -> dict[str, Any]:
+        """What is said of an entry once it is in `files`; raises HTTPException if it cannot be."""
+        from fastapi import HTTPException
+
+        began, made, ids = time.monotonic(), False, question["pack"]
+        tenant = {key: question[key] for key in ("cache_salt", "extra_key") if key in question}
+        known = self._local.has(name(ids, tenant))
+        said = await ask(manager, question, files) if known else {"why": "nobody sent it yet"}
         if "why" in said:
             made = True
-            (warmed,) = (await warm(manager, {"segments": [ids], **tenant}))["segments"]
+            (warmed,) = (await warm(manager, {"segments": [ids], **tenant}, request))["segments"]
             if not warmed["kept"]:
                 raise HTTPException(503, f"this segment is not kept: {warmed['reason']}")
             said = await ask(manager, question, files)
         if "why" in said:
             raise HTTPException(503, f"this segment is not sent: {said['why']}")
-        self._local.sight(known)
-        told = {**said, "made": made, "seconds": time.monotonic() - began}
-        return _sent(json.dumps(told).encode(), files, int(said["bytes"]))
+        return {**said, "made": made, "seconds": time.monotonic() - began}
 
     async def _known(self, manager: Any, form: Any) -> dict[str, Any]:
         """Who this is: asked for anew if it may have changed, as it does with the weights."""
@@ -75,6 +91,9 @@ class Handing:
 
 
 async def _sent(head: bytes, files: Files, size: int) -> AsyncIterator[bytes]:
-    yield len(head).to_bytes(4, "little") + head
-    async for piece in files.pieces(size):
-        yield piece
+    try:
+        yield len(head).to_bytes(4, "little") + head
+        async for piece in files.pieces(size):
+            yield piece
+    finally:
+        files.close()
