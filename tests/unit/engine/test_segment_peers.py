@@ -213,7 +213,7 @@ def test_a_server_that_answers_and_sends_nothing_is_left_alone_ever_longer(monke
 def test_what_fails_beside_others_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, peer = Clock(monkeypatch), Peer("http://a", None)
     for _ in range(8):
-        peer.fail(TimeoutError(), 999.0)
+        peer.fail(TimeoutError(), clock.now)
     assert clock.out(peer) == 5
     clock.now = 1005.0
     peer.fail(TimeoutError(), 999.0)
