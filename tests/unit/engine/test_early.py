@@ -14,7 +14,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
-from sglang_hybrid.engine.launch import early, folder
+from sglang_hybrid.engine.launch import early, flags, folder
 from tests.engine.configs import QWEN3_NEXT, write
 
 LAUNCH = """
@@ -200,3 +200,17 @@ def test_a_tokenizer_elsewhere_is_enough(tmp_path: Path) -> None:
     elsewhere = write(tmp_path / "elsewhere", QWEN3_NEXT)
     folder.check_tokenizer(argparse.Namespace(**settings | {"tokenizer_path": str(elsewhere)}))
     folder.check_tokenizer(argparse.Namespace(**settings | {"skip_tokenizer_init": True}))
+
+
+def test_what_a_file_of_sglang_says_is_given(tmp_path: Path) -> None:
+    """Defaults of ours stand behind it, as they do behind flags, however abbreviated."""
+    file = tmp_path / "server.yaml"
+    file.write_text("attention-backend: intel_amx\nmem-fraction-static: 0.5\nenable-mixed-chunk: true\n")
+    line = ["--model-path", "m", "--config", str(file), "--max-running-req", "3"]
+    found = flags.given(line)
+    wanted = {"model_path", "attention_backend", "mem_fraction_static", "enable_mixed_chunk", "max_running_requests"}
+    assert wanted <= found
+    assert not {"page_size", "port", "lora_backend"} & found
+    file.write_text("hybrid-policy: lru\n")
+    with pytest.raises(ConfigError, match="has no settings of ours; use --hybrid-config: --hybrid-policy"):
+        flags.parse_engine(line)

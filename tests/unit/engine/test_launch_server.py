@@ -387,17 +387,3 @@ def test_events_of_states_need_a_channel_and_our_cache_alone(
         preflight.check_files(config, early.read(list(line)))
     for line in ([], ["--enable-hierarchical-cache"], ["--disaggregation-mode", "prefill"]):
         preflight.check_files(config, early.read(["--kv-events-config", CHANNEL, *line]))
-
-
-def test_what_a_file_of_sglang_says_is_given(tmp_path: Path) -> None:
-    """Defaults of ours stand behind it, as they do behind flags, however abbreviated."""
-    file = tmp_path / "server.yaml"
-    file.write_text("attention-backend: intel_amx\nmem-fraction-static: 0.5\nenable-mixed-chunk: true\n")
-    line = ["--model-path", "m", "--config", str(file), "--max-running-req", "3"]
-    found = flags.given(line)
-    wanted = {"model_path", "attention_backend", "mem_fraction_static", "enable_mixed_chunk", "max_running_requests"}
-    assert wanted <= found
-    assert not {"page_size", "port", "lora_backend"} & found
-    file.write_text("hybrid-policy: lru\n")
-    with pytest.raises(ConfigError, match="has no settings of ours; use --hybrid-config: --hybrid-policy"):
-        flags.parse_engine(line)
