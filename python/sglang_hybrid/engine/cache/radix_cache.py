@@ -50,13 +50,23 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def evict_for_alloc(self, params: Any, **kwargs: Any) -> Any:
         """Evict what an allocation is short of. 0.5.23 asks KV for every leaf then, and stops when enough has left."""
         quotas = kwargs.get("allocation_reclaim_satisfied") is not None
-        memory = self.coordinator.memory
-        states = memory.states.available_size() + int(params.mamba_num)
         self.coordinator.short_tokens = 0 if quotas else int(params.num_tokens)
         try:
-            result = super().evict_for_alloc(params, **kwargs)
+            return self._completed(super().evict_for_alloc, params, **kwargs)
         finally:
             self.coordinator.short_tokens = 0
+
+    def evict(self, params: Any) -> Any:
+        """Evict; in 0.5.17 this is what an allocation asks for."""
+        if hasattr(UnifiedRadixCache, "evict_for_alloc"):
+            return super().evict(params)
+        return self._completed(super().evict, params)
+
+    def _completed(self, evict: Callable[..., Any], params: Any, **kwargs: Any) -> Any:
+        """What `evict` says; where it came to too few states, those of checkpoints in the making are there as well."""
+        memory = self.coordinator.memory
+        states = memory.states.available_size() + int(params.mamba_num)
+        result = evict(params, **kwargs)
         memory.complete(states)
         return result
 
