@@ -46,6 +46,7 @@ class Budget:
         if granule_bytes < 1 or total_bytes < granule_bytes:
             raise ConfigError(f"the budget must hold at least one granule of {granule_bytes} bytes: {total_bytes}")
         self.total = total_bytes // granule_bytes
+        self.limit = self.total  # granules that may be in use; fewer in `Holdings.closed`
         self.granule_bytes = granule_bytes
         self.backing = backing
         self.returns = returns or ReturnConfig()
@@ -111,16 +112,29 @@ class Budget:
         cost = pool.columns.cost(columns)
         if not self.affords(pool, cost):
             raise PoolExhausted(
-                f"pool {pool.name!r} needs {cost} granules; evict or wait: {self.total - self.used} left"
+                f"pool {pool.name!r} needs {cost} granules; evict or wait: {self.limit - self.used} left"
             )
         if not pool.columns.all_warm(columns):
-            self._map(self._make_room(pool, columns))
+            self._back(pool, columns)
         pool.columns.move(columns, LIVE)
         return columns
 
+    def _back(self, pool: Pool, columns: Sequence[int]) -> None:
+        """Put memory under `columns`: new memory up to the budget, and where the machine has none, idle memory."""
+        refused = None
+        if self.limit == self.total:
+            try:
+                return self._map(self._make_room(pool, columns, self.total))
+            except PoolExhausted as error:
+                refused = error
+        try:
+            self._map(self._make_room(pool, columns, self.mapped))
+        except PoolExhausted as error:
+            raise refused or error from None
+
     def affords(self, pool: Pool, granules: int) -> bool:
         """Whether `pool` may use `granules` more, counting free and unmapped memory alike."""
-        return self.used + granules <= self.total
+        return self.used + granules <= self.limit
 
     def obtainable(self, pool: Pool) -> int:
         """Pages that `pool` could hand out now, at least: a capacity question that sorts nothing and moves nothing.
@@ -128,7 +142,7 @@ class Budget:
         Loose pages of other pools count as in use, so after `sort` the answer may be higher.
         """
         addressed = len(pool.columns.state) - pool.columns.live_columns
-        columns = min((self.total - self.used) // pool.columns.column_granules, addressed)
+        columns = min((self.limit - self.used) // pool.columns.column_granules, addressed)
         return pool.room + columns * pool.layout.column_pages
 
     def release(self, pool: Pool, *columns: int) -> int:
@@ -197,15 +211,18 @@ class Budget:
         each = [ages(order, pool) for order, pool in enumerate(self.pools.values())]
         return ((order, column) for _, order, column in heapq.merge(*each, key=lambda age: age[:2]))
 
-    def _make_room(self, pool: Pool, columns: Sequence[int]) -> list[Run]:
-        """Unmap other WARM columns, oldest first, until what `columns` lack fits; the runs they lack."""
+    def _make_room(self, pool: Pool, columns: Sequence[int], most: int) -> list[Run]:
+        """Unmap other WARM columns, oldest first, until `most` granules hold what `columns` lack; the runs they lack.
+
+        Raises PoolExhausted where that is impossible, which it is not where `most` is the whole budget.
+        """
         missing = pool.columns.missing(columns)
-        if count_granules(missing) <= self.unmapped:
+        if count_granules(missing) <= most - self.mapped:
             return missing
         pools = list(self.pools.values())
         chosen = set(columns)
         while True:
-            short, batch = count_granules(missing) - self.unmapped, 0
+            short, batch = count_granules(missing) - (most - self.mapped), 0
             if short <= 0:
                 return missing
             going: dict[int, list[int]] = {}
@@ -221,4 +238,8 @@ class Budget:
                 given = self.release(pools[order], *leaving)
                 self.transfers += given if pools[order] is not pool else 0
             missing = pool.columns.missing(columns)
+        if most < self.total:
+            raise PoolExhausted(
+                f"the machine has no more memory for pool {pool.name!r}; evict or wait: {most} granules"
+            )
         raise InvariantError(f"affordable granules cannot be found: {self.free} free, {self.unmapped} unmapped")

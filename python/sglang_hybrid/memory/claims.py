@@ -5,6 +5,7 @@ allocations of the pass cannot fail, whoever else takes memory of the machine me
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from sglang_hybrid.memory.holdings import Holdings
 from sglang_hybrid.memory.sizing import KV, SEGMENT, STATE
@@ -91,7 +92,7 @@ class Claims(ABC):
         if kv.at_hand >= pages and kv.reserve(pages):
             return True
         self.holdings.supplies[STATE].release_held()
-        return self.evict_for({KV: pages}) and self.holdings.reserve({KV: pages})
+        return self._have({KV: pages}, lambda: self.evict_for({KV: pages}))
 
     def make_room(self, pages: int) -> None:
         """Evict until `pages` of KV could be had, or nothing is left to evict."""
@@ -113,9 +114,24 @@ class Claims(ABC):
         holdings = self.holdings
         for name, supply in holdings.supplies.items():
             supply.release_held(need.get(name, 0))
-        if holdings.shortfall(need) != 0 and not (holdings.possible(need, self.evictable()) and self.evict_for(need)):
+
+        def room() -> bool:
+            fits = holdings.shortfall(need) == 0
+            return fits or (holdings.possible(need, self.evictable()) and self.evict_for(need))
+
+        return self._have(need, room)
+
+    def _have(self, need: dict[str, int], room: Callable[[], bool]) -> bool:
+        """Hold `need` once there is `room` for it; whether it is held.
+
+        A machine that others use may give less than the budget: then the cache has to leave as much.
+        """
+        if not room():
             return False
-        return holdings.reserve(need)
+        if self.holdings.reserve(need):
+            return True
+        with self.holdings.closed():
+            return room() and self.holdings.reserve(need)
 
     def evict_for(self, need: dict[str, int]) -> bool:
         """Evict one by one, the least valuable bytes first, until `need` fits.

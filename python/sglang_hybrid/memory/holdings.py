@@ -1,6 +1,7 @@
 """The supplies of all kinds over one budget: what could be held now, and what is missing."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from sglang_hybrid.core.errors import InvariantError
 from sglang_hybrid.memory.budget import Budget
@@ -63,7 +64,7 @@ class Holdings:
             if wanted_columns > len(columns.state) - columns.live_columns:
                 return None
             wanted += columns.used_granules + wanted_columns * columns.column_granules
-        return max(0, wanted - self.budget.total)
+        return max(0, wanted - self.budget.limit)
 
     def crowded(self, pages: Mapping[str, int]) -> str:
         """The kind that has no addresses for its `pages` until some of its own are freed."""
@@ -90,6 +91,16 @@ class Holdings:
             if name in self.supplies
         }
         return outlook.fits(lacking)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """While the machine gives no new memory, what is in use has to do: whoever needs more has others evicted."""
+        self.sort(wait=True)
+        self.budget.limit = self.budget.used
+        try:
+            yield
+        finally:
+            self.budget.limit = self.budget.total
 
     def reserve(self, pages: Mapping[str, int]) -> bool:
         """Hold `pages` of every kind, mapped, or none beyond what was held."""

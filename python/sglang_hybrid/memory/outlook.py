@@ -27,7 +27,7 @@ class Outlook:
             if granules is None:
                 return False
             used += granules
-        return used <= self._budget.total
+        return used <= self._budget.limit
 
     def _shift(self, name: str, by_column: Iterable[tuple[int, int]], sign: int) -> None:
         pool = self._budget.pools[name]

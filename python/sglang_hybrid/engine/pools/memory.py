@@ -180,8 +180,14 @@ class ElasticMemory(Claims, Memory):
         """What leaves was told in bytes already, by `fit`."""
 
     def secure_decode(self, pages: int) -> bool:
+        """Those that run come first: checkpoints in the making, which the tree has not got yet, are taken back."""
         self.arena.used()
-        return super().secure_decode(pages) or bool(self._all_ran() and super().secure_decode(pages))
+        if super().secure_decode(pages) or (self._all_ran() and super().secure_decode(pages)):
+            return True
+        while self._reclaim(self.arena.sizing.states_per_column):
+            if super().secure_decode(pages):
+                return True
+        return False
 
     def _all_ran(self) -> bool:
         """Wait for the passes that run; whether segments were kept for them."""

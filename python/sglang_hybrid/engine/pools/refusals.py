@@ -27,6 +27,7 @@ _FLAGS = {
     "enable_linear_replayssm": "replay rings are sized by state slot",
     "enable_linear_replayssm_spec": "replay rings are sized by state slot",
     "enable_int8_mamba_checkpoint": "int8 checkpoints live in a pool of their own",
+    "enable_return_routed_experts": "slots of KV reach beyond the rows that SGLang has for experts",
     "enable_memory_saver": "it gives memory back by itself",
     "enable_mixed_chunk": "decoding requests inside a prefill are not reserved for",
     "enable_hisparse": "sparse KV has pools of its own",
