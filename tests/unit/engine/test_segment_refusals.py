@@ -59,6 +59,43 @@ def test_what_else_drafts_has_no_seams(given: dict[str, object], reason: str, va
         refusals.check(drafts, HybridConfig(segments="on"), MODEL)
 
 
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"enable_return_hidden_states": True}, "--enable-return-hidden-states"),
+        ({"schedule_policy": "shortest-prefill-first"}, "--schedule-policy shortest-prefill-first"),
+        ({"prefill_decode_interval": 4}, "--prefill-decode-interval"),
+        (
+            {"speculative_algorithm": "NEXTN", "speculative_draft_kv_cache_dtype": "fp8_e4m3"},
+            "--speculative-draft-kv-cache-dtype fp8_e4m3",
+        ),
+    ],
+)
+def test_what_a_composed_pass_would_end_the_scheduler_with_is_refused(given: dict[str, object], value: str) -> None:
+    """Rows of other requests, chunks that end nowhere, heads whose KV is of another type."""
+    with pytest.raises(ConfigError, match=f"drop --hybrid-segments: {value}$"):
+        refusals.check(asked(**given), HybridConfig(segments="on"), MODEL)
+    others = {"schedule_policy": "lpm", "prefill_decode_interval": 0, "speculative_draft_kv_cache_dtype": "bfloat16"}
+    refusals.check(asked(**{**others, "kv_cache_dtype": "bfloat16"}), HybridConfig(segments="on"), MODEL)
+
+
+def test_keys_that_a_checkpoint_has_scaled_are_refused() -> None:
+    for dtype in ("bfloat16", "float16", "float32"):
+        build.check_keys(f"torch.{dtype}")
+    with pytest.raises(ConfigError, match=r"add --kv-cache-dtype bfloat16 .*: torch\.float8_e4m3fn"):
+        build.check_keys("torch.float8_e4m3fn")
+
+
+def test_a_pause_in_place_ends_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes round while the last pass may still run: its entries stay."""
+    turns: list[int] = []
+    composer = SimpleNamespace(turn=lambda: turns.append(1))
+    monkeypatch.setattr(hooks, "composer_of", lambda cache: composer)
+    for paused in (False, True, False):
+        hooks.turn(SimpleNamespace(tree_cache=None, _engine_paused=paused))
+    assert len(turns) == 2
+
+
 def test_a_head_over_latents_has_no_seams() -> None:
     drafts = asked(speculative_algorithm="NEXTN")
     with pytest.raises(ConfigError, match=r"a head over latent KV \(MLA\) was not tried; .*: --speculative-algorithm"):

@@ -55,6 +55,7 @@ def build(
     states, kv = ctx.params.req_to_token_pool, ctx.params.token_to_kv_pool_allocator.get_kvcache()
     attention = sorted(kv.full_attention_layer_id_mapping)
     keys, values = kv.get_kv_buffer(attention[0])
+    check_keys(str(keys.dtype))
     cache = states.mamba_pool.mamba_cache
     if len(cache.conv) != 1:
         raise ConfigError(f"segments need one convolution window a layer: {len(cache.conv)}")
@@ -101,6 +102,14 @@ def build(
     if config.segment_peers:
         composer.exchange = Exchange(composer, runner.model, group)
     return composer
+
+
+def check_keys(dtype: str) -> None:
+    """Raise ConfigError for keys of another type than the flag said: a quantized checkpoint may ask for scaled ones."""
+    if dtype not in ("torch.bfloat16", "torch.float16", "torch.float32"):
+        raise ConfigError(
+            f"scaled keys cannot be turned; add --kv-cache-dtype bfloat16 or drop --hybrid-segments: {dtype}"
+        )
 
 
 def check_latent(backend: str, frequencies: object) -> None:

@@ -29,7 +29,8 @@ def reserve(configurator: Any, rest: float) -> tuple[tuple[Any, ...], dict[str, 
 def turn(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """BEFORE hook of Scheduler.process_input_requests, with which every round of its loop begins."""
     composer = composer_of(scheduler.tree_cache)
-    if composer is not None:
+    # While generation is paused in place, rounds come and go and the last pass may still run.
+    if composer is not None and not getattr(scheduler, "_engine_paused", False):
         composer.turn()
     return (scheduler, *args), kwargs
 

@@ -24,6 +24,8 @@ _FLAGS = {
     "enable_lora": "it was not tried with adapters",
     "enable_deterministic_inference": "it ends passes at places of its own",
     "enable_hierarchical_cache": "it was not tried with a host tier",
+    "enable_return_hidden_states": "a composed pass has other rows, and requests beside it would get them",
+    "prefill_decode_interval": "a composed prompt whose next segment waits for memory would take all of it",
     "enable_session_radix_cache": "sessions order evictions by themselves",
     "prefill_only_disable_kv_cache": "there is no KV to copy",
 }
@@ -61,6 +63,11 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
             )
     if getattr(namespace, "disaggregation_mode", "null") != "null":
         raise _refusal("PD transfers what one pass computed", f"--disaggregation-mode {namespace.disaggregation_mode}")
+    if getattr(namespace, "schedule_policy", None) == "shortest-prefill-first":
+        raise _refusal(
+            "a chunk that shorter prompts are let past cannot end inside a segment",
+            "--schedule-policy shortest-prefill-first",
+        )
     if namespace.kv_cache_dtype not in _DTYPES:
         raise _refusal("scaled keys cannot be turned", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
     if spec is None or not spec.kv_bytes_per_token or not spec.is_recurrent:
@@ -91,6 +98,9 @@ def _check_drafts(namespace: Any, spec: ModelSpec | None) -> None:
         raise _refusal("only a model's own head has seams", f"--speculative-draft-model-path {path}")
     if spec is not None and any(isinstance(layer, LatentAttention) for layer in (*spec.layers, *spec.head)):
         raise _refusal("a head over latent KV (MLA) was not tried", f"--speculative-algorithm {algorithm}")
+    dtype = getattr(namespace, "speculative_draft_kv_cache_dtype", None)
+    if dtype not in (None, namespace.kv_cache_dtype):
+        raise _refusal("the head's KV is kept as the model's is", f"--speculative-draft-kv-cache-dtype {dtype}")
     if getattr(namespace, "enable_multi_layer_eagle", False):
         raise _refusal("heads of several steps were not tried", "--enable-multi-layer-eagle")
 
