@@ -10,7 +10,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments.files import Files
-from sglang_hybrid.engine.frontend.segments.local import Local, name
+from sglang_hybrid.engine.frontend.segments.local import Local, Tenant, name
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.frontend.segments.warming import read, warm
 
@@ -56,23 +56,22 @@ class Handing:
             raise HTTPException(409, f"model, weights, release or settings of segments differ: {who['form']}")
         files = Files(who["ranks"])
         try:
-            told = await self._packed(
-                manager, {"pack": ids, "form": form, "into": files.told, **tenant}, files, request
-            )
+            question = {"pack": ids, "form": form, "into": files.told, **tenant}
+            told = await self._packed(manager, question, tenant, files, request)
         except Exception:
             files.close()
             raise
-        self._local.sight(name(ids, tenant))
         return _sent(json.dumps(told).encode(), files, int(told["bytes"]))
 
-    async def _packed(self, manager: Any, question: dict[str, Any], files: Files, request: Any) -> dict[str, Any]:
+    async def _packed(
+        self, manager: Any, question: dict[str, Any], tenant: Tenant, files: Files, request: Any
+    ) -> dict[str, Any]:
         """What is said of an entry once it is in `files`; raises HTTPException if it cannot be."""
         from fastapi import HTTPException
 
         began, made, ids = time.monotonic(), False, question["pack"]
-        tenant = {key: question[key] for key in ("cache_salt", "extra_key") if key in question}
-        known = self._local.has(name(ids, tenant))
-        said = await ask(manager, question, files) if known else {"why": "nobody sent it yet"}
+        known = name(ids, tenant)
+        said = await ask(manager, question, files) if self._local.has(known) else {"why": "nobody sent it yet"}
         if "why" in said:
             made = True
             (warmed,) = (await warm(manager, {"segments": [ids], **tenant}, request))["segments"]
@@ -81,6 +80,7 @@ class Handing:
             said = await ask(manager, question, files)
         if "why" in said:
             raise HTTPException(503, f"this segment is not sent: {said['why']}")
+        self._local.sight(known)
         return {**said, "made": made, "seconds": time.monotonic() - began}
 
     async def _known(self, manager: Any, form: Any) -> dict[str, Any]:
