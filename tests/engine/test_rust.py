@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,3 +86,13 @@ def test_an_id_aborts_no_other_request(client: Client) -> None:
         gone.close()
         client.answer("/abort_request", {"rid": "a"})
         assert [len(each.result()[0]) for each in long] == [120] * 3
+
+
+def test_clients_that_hang_up_while_they_wait_end_nobody(client: Client) -> None:
+    """Four run at once; the others are aborted in the queue, some in their prefill."""
+    gone = [client.asked([at + 3] * 900, max_new_tokens=200) for at in range(24)]
+    for each in gone:
+        time.sleep(0.05)
+        each.close()
+    client.flush()
+    assert len(client.generate([3, 4, 5], 4)[0]) == 4

@@ -62,6 +62,9 @@ def test_ids_are_encoded_as_texts() -> None:
         msgspec.msgpack.encode(payload.rids)
     hooks.plain_ids(None, payload, {})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(payload.rids)) == ["a", "b"]
+    abort = SimpleNamespace(rid=RequestId("a"))
+    hooks.plain_id(None, abort, None)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(abort.rid)) == "a"
 
 
 def came(sampling: dict[str, Any] | None = None, **fields: Any) -> Any:

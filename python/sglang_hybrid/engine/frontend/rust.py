@@ -27,6 +27,11 @@ def plain_ids(_: Any, payload: Any, *__: Any) -> None:
     payload.rids = [str(rid) for rid in payload.rids]
 
 
+def plain_id(_: Any, abort: Any, *__: Any) -> None:
+    """The same before the end of a request that waited goes to Rust."""
+    abort.rid = str(abort.rid)
+
+
 def meet(_: None, scheduler: Any) -> None:
     """After a scheduler started its server: `require` asks that for the model."""
     if scheduler.rust_server is not None:

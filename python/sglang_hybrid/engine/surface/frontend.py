@@ -127,6 +127,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_BATCH + "MultimodalInputs.from_processor_output", "AFTER", "cache.media:tell_apart", SCHEDULER),
     # SGLang's server in Rust.
     Hook(_RUST + "push_generation", "BEFORE", "frontend.rust:plain_ids", SCHEDULER, "rust", since="0.5.23"),
+    Hook(_RUST + "push_abort", "BEFORE", "frontend.rust:plain_id", SCHEDULER, "rust", since="0.5.23"),
     Hook(_RUST + "_attach_buffers", "AFTER", "frontend.rust:require", SCHEDULER, "rust", since="0.5.23"),
     Hook(
         "srt.managers.scheduler:Scheduler.maybe_init_rust_server",
