@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -21,10 +22,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.gpu import kit, load
+from benchmarks.gpu import contention, kit, load
 from benchmarks.serving.servers import ENVIRONMENT, PLATFORM
 from sglang_hybrid.demo import conversation
 from sglang_hybrid.demo.server import LAUNCHER, Server
@@ -47,6 +49,17 @@ class Kind:
     preset: str = ""
 
 
+HOST_TIER = (
+    "--enable-hierarchical-cache", "--hicache-ratio", "8", "--hicache-write-policy", "write_through",
+    "--max-total-tokens", "12000", "--max-mamba-cache-size", "56",
+)  # fmt: skip
+SEGMENTS = ("--hybrid-segments", "on", "--hybrid-segment-memory-gb", "1")
+FLASHINFER = ("--linear-attn-prefill-backend", "flashinfer", "--linear-attn-decode-backend", "triton")
+CONTENTION = (
+    "--max-total-tokens", str(contention.KV_TOKENS), "--max-mamba-cache-size", str(contention.STATES),
+    "--max-running-requests", str(contention.RUNNING),
+)  # fmt: skip
+
 SERVERS = {
     "stock": Kind(STOCK),
     "ours": Kind(),
@@ -65,10 +78,24 @@ SERVERS = {
     "ours, n-grams": Kind(
         flags=("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"), asks=("equality", "decode")
     ),
+    "ours, host tier": Kind(flags=HOST_TIER, asks=("equality",)),
+    "ours, segments": Kind(flags=SEGMENTS, asks=("composed", "equality"), preset="reader-gdn"),
+    "ours, segments, reader drafts": Kind(
+        flags=(*SEGMENTS, "--speculative-algorithm", "NEXTN"), asks=("composed", "reading"), preset="reader-gdn"
+    ),
+    "ours, LFM2's fused prefill": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="conv-moe"),
+    "ours, KDA": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="kda"),
+    "stock, FlashInfer's prefill": Kind(STOCK, flags=FLASHINFER, asks=("equality",)),
+    "ours, FlashInfer's prefill": Kind(flags=FLASHINFER, asks=("equality",)),
+    "stock, contention": Kind(STOCK, flags=CONTENTION, asks=("contention", "decode")),
+    "ours, contention": Kind(flags=CONTENTION, asks=("contention", "decode")),
 }
 ELASTIC = {
     "static": Kind(asks=("load", "decode")),
     "elastic": Kind(flags=("--hybrid-memory", "elastic"), asks=("equality", "load", "decode", "growth")),
+    "elastic, segments": Kind(
+        flags=("--hybrid-memory", "elastic", *SEGMENTS), asks=("composed", "growth"), preset="reader-gdn"
+    ),
     "elastic, reader drafts": Kind(
         flags=("--hybrid-memory", "elastic", "--speculative-algorithm", "NEXTN"),
         asks=("reading", "equality", "decode", "growth"),
@@ -103,6 +130,8 @@ def run(kind: Kind, begun: Callable[[], Server], options: argparse.Namespace) ->
         with begun() as server:
             found["command"] = server.process.args
             found["start_s"] = server.wait_ready(options.start_s)
+            while options.wait_for and not options.wait_for.exists():
+                time.sleep(0.2)
             found["start_block"] = [line for line in server.log_tail(4000).splitlines() if "  prefill " in line][:1]
             client = load.Client(server.url)
             for asked in kind.asks:
@@ -162,6 +191,20 @@ def reading(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
     }
 
 
+def composed(client: load.Client, size: load.Size, log: Path) -> dict[str, Any]:
+    """Questions over documents in two orders, unmarked and as segments: right answers, and what was reused."""
+    from benchmarks.serving import segments_drafts
+    from tests.engine.support import Client
+
+    rng = random.Random(segments_drafts.SEED)
+    asks = [each for _ in range(size.branching // 6) for each in segments_drafts.turns(rng)]
+    found = {}
+    for name in ("unmarked", "marked"):
+        client.flush()
+        found[name] = segments_drafts.asked(Client(SimpleNamespace(url=client.url)), asks, name == "marked")
+    return found
+
+
 ASKS: dict[str, Callable[[load.Client, load.Size, Path], Any]] = {
     "equality": lambda client, size, _: load.equality(client, size),
     "load": lambda client, size, _: load.conversations(client, size),
@@ -169,6 +212,10 @@ ASKS: dict[str, Callable[[load.Client, load.Size, Path], Any]] = {
     "synchronisations": synchronisations,
     "growth": growth,
     "reading": reading,
+    "composed": composed,
+    "contention": lambda client, size, _: contention.ask(
+        client, contention.REHEARSAL if size is load.REHEARSAL else contention.FULL
+    ),
 }
 
 
@@ -203,6 +250,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="where kit and model are unpacked")
     parser.add_argument("--asks", nargs="*", choices=list(ASKS), help="only these of what a server is asked")
     parser.add_argument("--at-once", action="store_true", help="start all before the first is asked; they must all fit")
+    parser.add_argument("--wait-for", type=Path, help="start, but ask only once this file exists: the card is quiet")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
     parser.add_argument("--start-s", type=float, default=420.0, help="seconds a server may take to start")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no server after so many seconds")

@@ -67,10 +67,10 @@ def asked(client: Client, asks: list[tuple[Prompt, list[int]]], marked: bool) ->
         total["cached_tokens"] += known["cached_tokens"]
         total["segment_tokens"] += (known.get("cached_tokens_details") or {}).get("segment_tokens", 0)
         total["answer_tokens"] += len(answer) - 1  # the first comes with the prompt
-        total["verifications"] += known["spec_verify_ct"]
+        total["verifications"] += known.get("spec_verify_ct", 0)
         right += found["output_ids"] == answer
-    per = total["answer_tokens"] / total["verifications"]
-    return {**total, "tokens_per_verification": round(per, 3), "right": right, "questions": len(asks)}
+    per = round(total["answer_tokens"] / total["verifications"], 3) if total["verifications"] else None
+    return {**total, "tokens_per_verification": per, "right": right, "questions": len(asks)}
 
 
 def main() -> None:

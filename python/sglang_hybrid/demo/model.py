@@ -196,6 +196,27 @@ def _conv(hidden: int = 128) -> Any:
     )
 
 
+def _conv_moe() -> Any:
+    """LFM2 with a mixture of experts, as wide as the kernel demands that SGLang fuses its prefill with on Hopper."""
+    from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+    hidden = 2048
+    return Lfm2MoeForCausalLM(
+        Lfm2MoeConfig(
+            **_common(hidden),
+            num_hidden_layers=4,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            num_attention_heads=hidden // 64,
+            num_key_value_heads=hidden // 256,
+            conv_L_cache=3,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=hidden // 8,
+            num_dense_layers=1,
+        )
+    )
+
+
 def _kda() -> Any:
     """Kimi-Linear: three layers of Kimi delta attention to one of latent attention, with a small mixture of experts."""
     from sglang_hybrid.demo import kimi
@@ -243,6 +264,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "gdn-heads128": lambda: _gdn(hidden=1024, blocks=2, head=128),  # heads that every GPU kernel takes
     "mamba2": _mamba2,
     "conv": _conv,
+    "conv-moe": _conv_moe,
     "kda": _kda,
     "attention": _attention,
     VISION: lambda: vision.model(_common(128)),
