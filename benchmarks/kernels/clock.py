@@ -104,7 +104,7 @@ def quantiles(times: list[float]) -> dict[str, float]:
 
 
 def _ceilings(clock: Clock, rounds: int, size: int, side: int, dtype: torch.dtype) -> dict[str, float]:
-    source = torch.zeros(size, dtype=torch.uint8, device=clock.device)
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=clock.device)  # zeros may be faster than data
     target = torch.empty_like(source)
     a, b = torch.randn(2, side, side, device=clock.device).to(dtype)
     copy = clock.spread(lambda: target.copy_(source), rounds)["p50"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from sglang_hybrid_kernels.arguments import require, require_grid
 from sglang_hybrid_kernels.rerotate_scatter.check import Plan
 
-BLOCK_ELEMENTS = 4096
+BLOCK_ELEMENTS, WARPS = 4096, 4
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -24,7 +24,7 @@ def rerotate_scatter_kernel(
     source_k, destination_k, source_v, destination_v, layers, source, destination, segment, cos, sin, rows, heads,
     sk_slot, sk_head, dk_slot, dk_head, sv_slot, sv_head, dv_slot, dv_head,
     D: tl.constexpr, DV: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ALIGNED: tl.constexpr,
-    BN: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, VALUES: tl.constexpr,
+    BN: tl.constexpr, HALF: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """grid [cdiv(rows, BN), layers]; a row is one head of one token. `layers` holds each layer's distance in elements
     from the first, for the four pools."""
@@ -48,9 +48,10 @@ def rerotate_scatter_kernel(
     b = tl.load(p_read + second, mask=turning, other=0.0).to(tl.float32)
     tl.store(p_write + first, (a * c - b * s).to(destination_k.dtype.element_ty), mask=turning)
     tl.store(p_write + second, (b * c + a * s).to(destination_k.dtype.element_ty), mask=turning)
-    if ROTARY < D:
-        rest = ROTARY + tl.arange(0, REST)[None, :]
-        tl.store(p_write + rest, tl.load(p_read + rest, mask=used & (rest < D)), mask=used & (rest < D))
+    for bit in tl.static_range(16):  # what is left of a head, in powers of two: no lane is idle
+        if (D - ROTARY) & (1 << bit):
+            rest = ROTARY + ((D - ROTARY) >> (bit + 1) << (bit + 1)) + tl.arange(0, 1 << bit)[None, :]
+            tl.store(p_write + rest, tl.load(p_read + rest, mask=used), mask=used)
     if DV > 0:
         value = tl.arange(0, VALUES)[None, :]
         copied = used & (value < DV)
@@ -86,9 +87,8 @@ def rerotate_scatter(plan: Plan) -> None:
         ALIGNED=16 if all(x % 16 == 0 for layer in distances for x in layer) else 1,
         BN=block,
         HALF=triton.next_power_of_2(plan.rotary_dim // 2),
-        REST=triton.next_power_of_2(max(1, size - plan.rotary_dim)),
         VALUES=triton.next_power_of_2(max(1, value_size)),
-        num_warps=4,
+        num_warps=WARPS,
     )
 
 

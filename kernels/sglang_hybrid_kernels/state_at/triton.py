@@ -15,6 +15,7 @@ from sglang_hybrid_kernels.state_at.check import Plan
 
 INDICES = ["cu_seqlens", "sequence", "position", "slots"]
 """Arguments whose alignment makes no other kernel: nothing is compiled in the middle of serving."""
+WALKED_ROWS = 8
 
 
 @triton.jit
@@ -36,6 +37,19 @@ def _locate(cu_seqlens, sequence, position, slots, n, sequences, into_slots, CHU
     exists = exists & (length > 0) & (at >= 0) & (at <= length)
     chunk = tl.minimum(at // CHUNK, (length + CHUNK - 1) // CHUNK - 1)
     return tl.sum(before) + chunk, lo + chunk * CHUNK, (at - chunk * CHUNK).to(tl.int32), slot, exists
+
+
+@triton.jit
+def _token(p_k, p_v, p_g, p_beta, o_k, in_k, in_v, some, DIAGONAL: tl.constexpr, HAS_BETA: tl.constexpr):
+    """Key, value, logarithm of the decay and strength of a token in float32; nothing is read unless `some`."""
+    key = tl.load(p_k, mask=in_k & some, other=0.0).to(tl.float32)
+    value = tl.load(p_v, mask=in_v & some, other=0.0).to(tl.float32)
+    if DIAGONAL:
+        decay = tl.load(p_g + o_k, mask=in_k & some, other=0.0).to(tl.float32)
+    else:
+        decay = tl.load(p_g, mask=some, other=0.0).to(tl.float32)
+    strength = tl.load(p_beta, mask=some, other=0.0).to(tl.float32) if HAS_BETA else 1.0
+    return key, value, decay, strength
 
 
 @triton.jit(do_not_specialize=["sequences", "into_slots"], do_not_specialize_on_alignment=INDICES)
@@ -63,22 +77,20 @@ def walk_kernel(
         p_v = v + first * v_token + head * v_head + o_v * v_row
         p_g = g + first * g_token + head * g_head
         p_beta = beta + first * beta_token + head * beta_head
-        for _ in range(count):
-            key = tl.load(p_k, mask=in_k, other=0.0).to(tl.float32)
-            if L2NORM:
-                key *= tl.rsqrt(tl.sum(key * key) + epsilon)
-            if DIAGONAL:
-                state *= tl.exp(tl.load(p_g + o_k, mask=in_k, other=0.0).to(tl.float32))[None, :]
-            else:
-                state *= tl.exp(tl.load(p_g).to(tl.float32))
-            value = tl.load(p_v, mask=in_v, other=0.0).to(tl.float32) - tl.sum(state * key[None, :], 1)
-            if HAS_BETA:
-                value *= tl.load(p_beta).to(tl.float32)
-            state += value[:, None] * key[None, :]
+        # The next token is on its way while this one is applied: a load takes longer than all of its arithmetic.
+        following = _token(p_k, p_v, p_g, p_beta, o_k, in_k, in_v, count > 0, DIAGONAL, HAS_BETA)
+        for at in range(count):
+            key, value, decay, strength = following
             p_k += k_token
             p_v += v_token
             p_g += g_token
             p_beta += beta_token
+            following = _token(p_k, p_v, p_g, p_beta, o_k, in_k, in_v, at + 1 < count, DIAGONAL, HAS_BETA)
+            if L2NORM:
+                key *= tl.rsqrt(tl.sum(key * key) + epsilon)
+            state *= tl.exp(decay)[None, :] if DIAGONAL else tl.exp(decay)
+            value = (value - tl.sum(state * key[None, :], 1)) * strength
+            state += value[:, None] * key[None, :]
         p_into = into + slot * into_slot + head * into_head + o_v[:, None] * into_row + o_k[None, :]
         tl.store(p_into, state.to(into.dtype.element_ty), mask=inside)
 
@@ -148,7 +160,7 @@ def state_at(plan: Plan) -> None:
     require_grid("positions", plan.position.numel())
     beta = plan.g if plan.beta is None else plan.beta
     columns = max(16, triton.next_power_of_2(dk))
-    rows = 8 if plan.delta else 16
+    rows = WALKED_ROWS if plan.delta else 16
     kernel = walk_kernel if plan.delta else product_kernel
     kernel[(triton.cdiv(dv, rows), heads, plan.position.numel())](
         plan.h, plan.k, plan.v, plan.g, beta, plan.cu_seqlens.contiguous(), plan.sequence.contiguous(),
