@@ -85,8 +85,8 @@ SERVERS = {
     ),
     "ours, LFM2's fused prefill": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="conv-moe"),
     "ours, KDA": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="kda"),
-    "stock, FlashInfer's prefill": Kind(STOCK, flags=FLASHINFER, asks=("equality",)),
-    "ours, FlashInfer's prefill": Kind(flags=FLASHINFER, asks=("equality",)),
+    "stock, FlashInfer's prefill": Kind(STOCK, flags=FLASHINFER),
+    "ours, FlashInfer's prefill": Kind(flags=FLASHINFER),
     "stock, contention": Kind(STOCK, flags=CONTENTION, asks=("contention", "decode")),
     "ours, contention": Kind(flags=CONTENTION, asks=("contention", "decode")),
 }
