@@ -72,6 +72,7 @@ SERVERS = {
     "ours, counted": Kind(asks=("synchronisations",)),
     "ours, reader": Kind(asks=("reading", "equality"), preset="reader-gdn"),
     "ours, Mamba-2 reader": Kind(asks=("reading", "equality"), preset="reader-mamba2"),
+    "stock, Mamba-2 reader": Kind(STOCK, asks=("reading", "equality"), preset="reader-mamba2"),
     "ours, reader drafts": Kind(
         flags=("--speculative-algorithm", "NEXTN"), asks=("reading", "equality", "decode"), preset="reader-gdn"
     ),
