@@ -169,7 +169,8 @@ def test_kimi_delta_attention_inside_a_chunk_equals_the_tokens_one_by_one() -> N
 
 def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layers() -> None:
     def running(backend: Any) -> Any:
-        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend)))
+        layers = SimpleNamespace(linear_attn_backend=backend)
+        return SimpleNamespace(model_runner=SimpleNamespace(attn_backend=layers, is_draft_worker=False))
 
     linear = SimpleNamespace(supports_prefill_graph_extend=lambda: True)
     graphs = running(linear)

@@ -22,6 +22,7 @@ from typing import Any
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel, is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
+from sglang_hybrid.engine.speculation.heads import loses_input
 
 
 @dataclass
@@ -190,12 +191,17 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
 
 
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
-    """AFTER hook of the choice of a CUDA graph for a prefill: a pass with rows of ours runs outside one.
+    """AFTER hook of the choice of a CUDA graph for a prefill: a head that would lose its input, and a pass with rows of
+    ours, run outside one.
 
     If it has the recurrent layers, what was planned at the capture is written there, and nothing else. Ranks agree on
     their rows; groups of data-parallel attention, which vote on graphs, do not, and their rows stay unwritten.
     """
-    if not can or not _pending or batch.global_num_tokens_cpu is not None:
+    if not can:
+        return None
+    if loses_input(runner):
+        return False
+    if not _pending or batch.global_num_tokens_cpu is not None:
         return None
     return False if is_in_graph(linear_backend(runner.model_runner)) else None
 

@@ -62,8 +62,7 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
     dispatcher = backend.kernel_dispatcher
     kernel = type(dispatcher.extend_kernel).__name__
     if getattr(dispatcher, "extend_uses_state_checkpoints", False):
-        seen = "not seen on a card yet, as --linear-attn-prefill-backend triton was"
-        return PrefillStates(compat.checkpoint_grid(), f"FlashInfer's checkpoints, as precise as the pool ({seen})")
+        return PrefillStates(compat.checkpoint_grid(), "FlashInfer's checkpoints, as precise as the pool")
     if kernel not in ("TritonGDNKernel", "TritonKDAKernel"):  # the CuTe one, for example
         remedy = "--linear-attn-prefill-backend triton"
         return PrefillStates(0, f"{kernel}, which keeps the others to itself", remedy)

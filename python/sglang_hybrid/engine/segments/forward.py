@@ -3,7 +3,7 @@
 SGLang builds a ForwardBatch, plans its attention backends, and calls them layer by layer. The first is given the
 shorter stream; the others run as ever for plain requests, over a ForwardBatch of these alone, and by `attention` and
 `linear` for composed ones. A head that drafts runs over the same rows behind it (`heads`). Models, sampling and memory
-stay SGLang's. Not run on a GPU.
+stay SGLang's.
 """
 
 from __future__ import annotations

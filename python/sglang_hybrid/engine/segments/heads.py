@@ -4,7 +4,6 @@ A head has KV for every token of a prompt, made of the model's hidden state ther
 hidden states of them, so their entries keep the head's KV as well: for the rows of a composed pass the head is one more
 attention layer, over the same tokens at the same positions. What it drafts is verified, so answers do not depend on
 it; how many drafts are accepted does. SGLang calls the head's backend directly; for the pass another takes its place.
-Not run on a GPU.
 """
 
 from __future__ import annotations
