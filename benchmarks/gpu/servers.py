@@ -40,15 +40,20 @@ _SYNC = re.compile(r"(\S+\.py):(\d+): UserWarning: called a synchronizing CUDA o
 
 @dataclass(frozen=True)
 class Kind:
-    """A server that is compared: launcher, flags, environment, what it is asked; `preset`: a model of its own."""
+    """A server that is compared: launcher, flags, environment, what it is asked; `preset`: a model of its own.
+
+    `dtype`: what it is served in and its configuration names; SGLang takes that for some of Kimi-Linear's weights.
+    """
 
     launcher: str = LAUNCHER
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     asks: tuple[str, ...] = ("equality", "load", "decode")
     preset: str = ""
+    dtype: str = ""
 
 
+NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
 HOST_TIER = (
     "--enable-hierarchical-cache", "--hicache-ratio", "8", "--hicache-write-policy", "write_through",
     "--max-total-tokens", "12000", "--max-mamba-cache-size", "56",
@@ -66,7 +71,7 @@ SERVERS = {
     "ours, stock decisions": Kind(flags=("--hybrid-policy", "lru")),
     "ours, our kernels": Kind(environment={"SGLANG_HYBRID_KERNELS": "triton"}),
     "ours, Triton's prefill": Kind(flags=("--linear-attn-prefill-backend", "triton")),
-    "ours, no buffer": Kind(flags=("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")),
+    "ours, no buffer": Kind(flags=NO_BUFFER),
     "ours, cache off": Kind(flags=("--disable-radix-cache",), asks=("load", "decode")),
     "stock, counted": Kind(STOCK, asks=("synchronisations",)),
     "ours, counted": Kind(asks=("synchronisations",)),
@@ -84,8 +89,8 @@ SERVERS = {
     "ours, segments, reader drafts": Kind(
         flags=(*SEGMENTS, "--speculative-algorithm", "NEXTN"), asks=("composed", "reading"), preset="reader-gdn"
     ),
-    "ours, LFM2's fused prefill": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="conv-moe"),
-    "ours, KDA": Kind(flags=("--dtype", "bfloat16"), asks=("equality",), preset="kda"),
+    "ours, LFM2's fused prefill": Kind(flags=NO_BUFFER, asks=("equality",), preset="conv-moe", dtype="bfloat16"),
+    "ours, KDA": Kind(asks=("equality",), preset="kda", dtype="bfloat16"),
     "stock, FlashInfer's prefill": Kind(STOCK, flags=FLASHINFER),
     "ours, FlashInfer's prefill": Kind(flags=FLASHINFER),
     "stock, contention": Kind(STOCK, flags=CONTENTION, asks=("contention", "decode")),
@@ -113,6 +118,8 @@ def start(name: str, kind: Kind, options: argparse.Namespace, packages: kit.Pack
     log = options.out / ("server-" + re.sub(r"\W+", "-", name) + ".log")
     flags = [*common(options, kind), *packages.flags, *kind.flags, *options.server_flags]
     model = build(kind.preset, options, packages) if kind.preset else options.model
+    if kind.dtype and not options.rehearse:
+        declare(model, kind.dtype)
     return Server(model, flags, log=log, environment=environment, launcher=kind.launcher)
 
 
@@ -229,8 +236,8 @@ def common(options: argparse.Namespace, kind: Kind) -> list[str]:
     flags = ["--enable-cache-report", "--enable-metrics", "--max-running-requests", "4" if options.rehearse else "16"]
     if options.rehearse:
         flags += PLATFORM
-    elif not kind.preset:
-        flags += ["--dtype", "bfloat16"]  # as models of that size are served
+    elif dtype := kind.dtype or ("" if kind.preset else "bfloat16"):  # as models of that size are served
+        flags += ["--dtype", dtype]
     strategy = [] if "--mamba-radix-cache-strategy" in kind.flags else ["--mamba-radix-cache-strategy", "extra_buffer"]
     if "elastic" in kind.flags:
         budget = ["--hybrid-cpu-memory-gb", "0.02"] if options.rehearse else []
@@ -261,7 +268,7 @@ def main() -> int:
     packages = kit.unpack(options.kit, options.work) if options.kit else kit.Packages()
     options.model = options.model or build(REHEARSED if options.rehearse else PRESET, options, packages)
     kinds = ELASTIC if options.elastic else SERVERS
-    names = options.servers or ([n for n in kinds if n in REHEARSAL or options.elastic] if options.rehearse else kinds)
+    names = options.servers or [name for name in kinds if asked_of_all(name, kinds[name], options)]
     result: dict[str, Any] = {**about(packages), "model": str(options.model), "servers": {}}
     every, begin = {**SERVERS, **ELASTIC}, time.perf_counter()
     starts: dict[str, Callable[[], Server]]
@@ -276,6 +283,11 @@ def main() -> int:
         part = "elastic" if options.elastic else "servers"
         (options.out / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
     return int(any("error" in found for found in result["servers"].values()))
+
+
+def asked_of_all(name: str, kind: Kind, options: argparse.Namespace) -> bool:
+    """Whether a server is one of those that run unless others are named; agents that contend want a large model."""
+    return "contention" not in kind.asks and (not options.rehearse or options.elastic or name in REHEARSAL)
 
 
 REHEARSAL = ("stock", "ours", "ours, no buffer", "ours, counted", "ours, reader", "ours, reader drafts")
@@ -310,6 +322,12 @@ def build(preset: str, options: argparse.Namespace, packages: kit.Packages) -> P
     command = [sys.executable, "-m", "sglang_hybrid.demo.model", str(folder), "--preset", preset]
     subprocess.run(command, check=True, env={**os.environ, **packages.environment})
     return folder
+
+
+def declare(model: Path, dtype: str) -> None:
+    """Have the configuration of `model` name `dtype`."""
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": dtype}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

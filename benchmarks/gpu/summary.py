@@ -61,6 +61,18 @@ def verdict(of: dict[str, Any]) -> str:
         said.append(f"{counted['all']} synchronisations in {counted['requests']} requests, {counted['ours']} ours")
     if read := of.get("reading"):
         said.append(f"{read['right']} of {read['answers']} answers of the embedded reader right")
+    if composed := of.get("composed"):
+        marked, plain = composed["marked"], composed["unmarked"]
+        said.append(
+            f"{marked['right']} of {marked['questions']} answers over segments right, {plain['right']} without "
+            f"({marked['segment_tokens']} tokens reused)"
+        )
+    if held := of.get("contention"):
+        later = held["later_turns"]
+        said.append(
+            f"agents hit {100 * held['hit_rate']:.1f} %, first token p50 {1000 * held['ttft_p50_s']:.0f} ms, p95 "
+            f"{1000 * held['ttft_p95_s']:.0f}, later turns {1000 * later['ttft_p95_s']:.0f}"
+        )
     if grown := of.get("growth"):
         said.append("finite after moving memory" if grown["finite"] else "NOT FINITE after moving memory")
     return "; ".join(said) or "measured"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 import tarfile
 import zipfile
@@ -88,6 +89,30 @@ def equality(hit: float, noise: float, tokens: int = 9) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def composed(marked: int, unmarked: int) -> dict[str, Any]:
+    arms = {"marked": (marked, 5), "unmarked": (unmarked, 0)}
+    return {
+        "composed": {
+            name: {"right": right, "questions": 12, "segment_tokens": tokens} for name, (right, tokens) in arms.items()
+        }
+    }
+
+
+def contention(rate: float) -> dict[str, Any]:
+    later = {"ttft_p95_s": 0.4}
+    return {"contention": {"hit_rate": rate, "ttft_p50_s": 0.2, "ttft_p95_s": 1.0, "later_turns": later}}
+
+
+def test_a_model_is_declared_in_the_type_it_is_served_in(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float32", "hidden_size": 8}')
+    servers.declare(tmp_path, "bfloat16")
+    assert json.loads((tmp_path / "config.json").read_text()) == {"dtype": "bfloat16", "hidden_size": 8}
+    served = argparse.Namespace(rehearse=False, elastic=False)
+    for name in ("ours, KDA", "ours, LFM2's fused prefill", "ours", "ours, reader"):
+        flags = servers.common(served, servers.SERVERS[name])
+        assert ("bfloat16" in flags) == (name != "ours, reader"), "the readers are served in SGLang's choice"
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
@@ -96,6 +121,8 @@ def equality(hit: float, noise: float, tokens: int = 9) -> dict[str, Any]:
         (equality(0.0, 0.0, tokens=0), "HITS DIFFER FROM COLD"),  # no hit proves nothing
         ({"error": "ServerDied: no\nlog"}, "FAILED: ServerDied: no"),
         ({"growth": {"finite": False}}, "NOT FINITE"),
+        (composed(9, 8), "9 of 12 answers over segments right, 8 without (5 tokens reused)"),
+        (contention(0.895), "agents hit 89.5 %, first token p50 200 ms, p95 1000, later turns 400"),
     ],
 )
 def test_a_verdict_says_what_is_proven(found: dict[str, Any], said: str) -> None:
