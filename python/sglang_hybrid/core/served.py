@@ -33,7 +33,8 @@ class Served:
 
     Kinds are of `core.layers.KINDS`. `example` is the preset whose sizes are shown. `extra_buffer`: SGLang allows that
     strategy for it. `not_on_cpu`: a kind of layer with which a CPU does not compute it. `cpu_since`: the version of
-    SGLang whose model a CPU can build. Models without costs (`families.UNPRICED`) run on SGLang's own cache.
+    SGLang whose model a CPU can build. `captured`: SGLang captures its recurrent layers in the CUDA graph of a prefill.
+    Models without costs (`families.UNPRICED`) run on SGLang's own cache.
     """
 
     model_type: str
@@ -45,6 +46,7 @@ class Served:
     extra_buffer: bool = True
     not_on_cpu: str = ""
     cpu_since: str = ""
+    captured: bool = False
 
 
 _MULTIMODAL = "the text part of a multimodal model"
@@ -144,7 +146,13 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         ),
         "NemotronHPuzzleForCausalLM": Served("nemotron_h_puzzle", Where.GPU, Saves.STOCK, ("mamba2", "attention")),
         "FalconH1ForCausalLM": Served(
-            "falcon_h1", Where.CPU, Saves.ANY, ("mamba2", "attention"), example="falcon-h1-7b"
+            "falcon_h1",
+            Where.CPU,
+            Saves.ANY,
+            ("mamba2", "attention"),
+            example="falcon-h1-7b",
+            note="a GPU prefills it without CUDA graphs",
+            captured=True,
         ),
         "GraniteMoeHybridForCausalLM": Served(
             "granitemoehybrid", Where.CPU, Saves.ANY, ("mamba2", "attention"), example="granite-4.0-h-small"

@@ -7,6 +7,7 @@
 | memory is freed victim by victim          | in one step, a little ahead                 | tree_core.py               |
 | an assertion where states run out         | no checkpoint, a miss, a later admission    | memory.py, components.py   |
 | HiCache's host tier ages                  | by the same score; no restore without slots | ../hicache                 |
+| a prefill's graph keeps freed index sets  | no graph of such a prefill                  | captured.py                |
 | a miss is a number                        | a miss has a reason                         | coordinator.py, metrics.py |
 
 The tree decides, the cache executes: `prefix.decisions.Decisions` is pure, `coordinator.CacheCoordinator` asks it and

@@ -9,7 +9,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
-from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, refusals, slots
+from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, graphs, refusals, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals as elastic
 from sglang_hybrid.engine.segments import refusals as segments
@@ -45,6 +45,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     extra |= drafts.defaults(namespace)
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     extra |= elastic.defaults(namespace, config, on_cpu)
+    extra |= graphs.defaults(namespace, model, on_cpu)
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)
@@ -59,6 +60,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
     parsed = flags.parse_engine(final)
     refusals.check(parsed, namespace, config, model, on_cpu)
+    graphs.check(parsed, model, on_cpu)
     speculation.check(parsed, model.spec)
     drafts.check(parsed, model, on_cpu)
     elastic.check(parsed, rest, config, model, on_cpu)

@@ -47,7 +47,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
     for the processes to come.
     """
-    from sglang_hybrid.engine.launch import arguments, fingerprint, preflight, slots
+    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots
     from sglang_hybrid.engine.surface import registration
 
     preflight.check_files(config, namespace)
@@ -55,7 +55,13 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_model_is_ours(config, model)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
-    notes = (model.note, arguments.unused_memory(namespace, config, model), disaggregation.note(namespace), rust.note())
+    notes = (
+        model.note,
+        arguments.unused_memory(namespace, config, model),
+        graphs.note(final[len(rest) :], model),
+        disaggregation.note(namespace),
+        rust.note(),
+    )
     os.environ[ENVIRONMENT_KEY] = config.to_json()
     fingerprint.leave(model.path, model.config)
     registration.verify()

@@ -157,6 +157,12 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
     ),
     Hook(
+        "srt.model_executor.model_runner_components.layer_setup:compute_attention_and_moe_layers",
+        "AFTER",
+        "cache.captured:leave_out",
+        SCHEDULER,
+    ),
+    Hook(
         _LINEAR + "short_conv_backend:ShortConvAttnBackend.init_forward_metadata",
         "AFTER",
         "cache.windows:plan",
