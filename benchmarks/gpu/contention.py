@@ -5,8 +5,8 @@
 
 Sessions begin with one of a few long texts and append to their context turn by turn, with pauses that do not depend on
 the server; more of them are open than the pool of states is good for. Every server gets the same prompts, but for its
-own answers, and the same pauses. Other sessions come first and are not counted: on a card Triton compiled kernels during
-the first three seconds of the first server, it seems for lengths that 16 does not divide.
+own answers, and the same pauses. Other sessions come first and are not counted: on a card Triton compiled kernels
+during the first three seconds of the first server, it seems for lengths that 16 does not divide.
 
 `simulated`: hit rates for the turns in the order in which they were asked, one after the other, with the states that a
 server's cache has; `endless` forgets nothing.
