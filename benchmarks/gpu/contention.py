@@ -142,8 +142,9 @@ def simulated(model: Path, found: dict[str, Any]) -> dict[str, float]:
     """Hit rates for the requests of `found`, what `ask` gave; answers are drawn, which decides nothing."""
     shape = Shape(**{name: tuple(of) if isinstance(of, list) else of for name, of in found["shape"].items()})
     spec, rates = from_config(model, kv_dtype="bfloat16"), {}
-    for name, policy, room in (("forecast", "forecast", STATES - HELD), ("lru", "lru", STATES - HELD),
-                               ("endless", "forecast", 100 * STATES)):  # fmt: skip
+    free = STATES - HELD
+    arms = {"forecast": ("forecast", free), "lru": ("lru", free), "endless": ("forecast", 100 * STATES)}
+    for name, (policy, room) in arms.items():
         server, every, rng = SimulatedServer(spec, Pools(room, KV_TOKENS), policy), sessions(shape), random.Random(0)
         hits = asked = 0
         for number, _, now, *_ in found["rows"]:

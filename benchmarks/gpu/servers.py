@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks import provenance
 from benchmarks.gpu import contention, kit, load
+from benchmarks.serving.segments import SEGMENTS
 from benchmarks.serving.servers import ENVIRONMENT, PLATFORM
 from sglang_hybrid.demo import conversation
 from sglang_hybrid.demo.server import LAUNCHER, Server
@@ -58,7 +59,6 @@ HOST_TIER = (
     "--enable-hierarchical-cache", "--hicache-ratio", "8", "--hicache-write-policy", "write_through",
     "--max-total-tokens", "12000", "--max-mamba-cache-size", "56",
 )  # fmt: skip
-SEGMENTS = ("--hybrid-segments", "on", "--hybrid-segment-memory-gb", "1")
 FLASHINFER = ("--linear-attn-prefill-backend", "flashinfer", "--linear-attn-decode-backend", "triton")
 CONTENTION = (
     "--max-total-tokens", str(contention.KV_TOKENS), "--max-mamba-cache-size", str(contention.STATES),
@@ -85,7 +85,7 @@ SERVERS = {
         flags=("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"), asks=("equality", "decode")
     ),
     "ours, host tier": Kind(flags=HOST_TIER, asks=("equality",)),
-    "ours, segments": Kind(flags=SEGMENTS, asks=("composed", "equality"), preset="reader-gdn"),
+    "ours, segments": Kind(flags=(*SEGMENTS,), asks=("composed", "equality"), preset="reader-gdn"),
     "ours, segments, reader drafts": Kind(
         flags=(*SEGMENTS, "--speculative-algorithm", "NEXTN"), asks=("composed", "reading"), preset="reader-gdn"
     ),

@@ -15,7 +15,7 @@ from torch import Tensor
 from sglang_hybrid_kernels.arguments import require, require_grid
 from sglang_hybrid_kernels.rerotate_scatter.check import Plan
 
-BLOCK_ELEMENTS, WARPS = 4096, 4
+BLOCK_ELEMENTS = 4096
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -88,7 +88,7 @@ def rerotate_scatter(plan: Plan) -> None:
         BN=block,
         HALF=triton.next_power_of_2(plan.rotary_dim // 2),
         VALUES=triton.next_power_of_2(max(1, value_size)),
-        num_warps=WARPS,
+        num_warps=4,
     )
 
 

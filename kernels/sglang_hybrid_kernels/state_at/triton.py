@@ -15,7 +15,6 @@ from sglang_hybrid_kernels.state_at.check import Plan
 
 INDICES = ["cu_seqlens", "sequence", "position", "slots"]
 """Arguments whose alignment makes no other kernel: nothing is compiled in the middle of serving."""
-WALKED_ROWS = 8
 
 
 @triton.jit
@@ -160,7 +159,7 @@ def state_at(plan: Plan) -> None:
     require_grid("positions", plan.position.numel())
     beta = plan.g if plan.beta is None else plan.beta
     columns = max(16, triton.next_power_of_2(dk))
-    rows = WALKED_ROWS if plan.delta else 16
+    rows = 8 if plan.delta else 16
     kernel = walk_kernel if plan.delta else product_kernel
     kernel[(triton.cdiv(dv, rows), heads, plan.position.numel())](
         plan.h, plan.k, plan.v, plan.g, beta, plan.cu_seqlens.contiguous(), plan.sequence.contiguous(),

@@ -179,6 +179,14 @@ def _mamba2(hidden: int = 128, blocks: int = 1) -> Any:
     )
 
 
+_SHORT_CONVOLUTIONS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+}
+"""What every LFM2 here has."""
+
+
 def _conv(hidden: int = 128) -> Any:
     """LFM2: gated short convolutions around an attention layer, whose windows are all of its state."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
@@ -186,11 +194,9 @@ def _conv(hidden: int = 128) -> Any:
     return Lfm2ForCausalLM(
         Lfm2Config(
             **_common(hidden),
-            num_hidden_layers=4,
-            layer_types=["conv", "conv", "full_attention", "conv"],
+            **_SHORT_CONVOLUTIONS,
             num_attention_heads=hidden // 32,
             num_key_value_heads=hidden // 64,
-            conv_L_cache=3,
             block_auto_adjust_ff_dim=False,
         )
     )
@@ -204,11 +210,9 @@ def _conv_moe() -> Any:
     return Lfm2MoeForCausalLM(
         Lfm2MoeConfig(
             **_common(hidden),
-            num_hidden_layers=4,
-            layer_types=["conv", "conv", "full_attention", "conv"],
+            **_SHORT_CONVOLUTIONS,
             num_attention_heads=hidden // 64,
             num_key_value_heads=hidden // 256,
-            conv_L_cache=3,
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=hidden // 8,
