@@ -112,6 +112,31 @@ def test_a_state_is_lost_when_it_left_both_tiers() -> None:
     assert tree.resume([1] * 200) == (0, 0)
 
 
+@OURS
+def test_an_allocation_waits_for_what_is_being_copied() -> None:
+    """A node is locked until its copy ends. What was let in relies on its memory: a prompt's next chunk, an answer."""
+    from sglang.srt.mem_cache.allocation import alloc_token_slots
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    tree = TieredTree("forecast", tokens=600, states=4, host_ratio=4)
+    assert tree.coordinator is not None
+    for number in range(3):
+        assert tree.insert([number] * 200)
+    assert tree.cache.ongoing_write_through
+    assert not tree.cache.full_evictable_size()
+    assert len(alloc_token_slots(tree.cache, 150)) == 150
+
+    tree = TieredTree("forecast", tokens=6000, states=4, host_ratio=4)
+    assert tree.coordinator is not None
+    for number in range(4):
+        assert tree.insert([number] * 200)
+    assert not tree.cache.mamba_evictable_size()
+    assert not tree.rows.mamba_allocator.available_size()
+    tree.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=2))
+    assert tree.rows.mamba_allocator.available_size() >= 2
+    tree.check()
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("request-logs") / "host-tier.jsonl"

@@ -142,13 +142,38 @@ def test_checkpoints_in_the_making_leave_before_a_running_request_does(cache: Ca
                 cache.arena.supplies[STATE].give(each)
             return len(taken)
 
-    memory = object.__new__(ElasticMemory)
-    memory.arena, memory.holdings, memory.slots = cache.arena, cache.arena, Slots()  # type: ignore[assignment]
-    memory.account, memory._composer = SimpleNamespace(event=lambda *_: None), None  # type: ignore[assignment]
-    memory.evict_for = cache.evict_for  # type: ignore[method-assign]
-    before = len(planned)
+    memory, before = elastic(cache), len(planned)
+    memory.slots = Slots()  # type: ignore[assignment]
     assert memory.secure_decode(column)
     assert 0 < before - len(planned) <= 4 * states
+
+
+def test_what_is_being_copied_leaves_before_a_running_request_does(cache: Cache) -> None:
+    """The tree keeps it locked until it is in host memory."""
+    column, copying = cache.arena.supplies[KV].pool.layout.column_pages, [(KV, cache.take(KV, 1))]
+    while (pages := cache.arena.supplies[KV].take(column)) is not None:
+        copying.append((KV, pages))
+    while (slot := cache.arena.supplies[STATE].take(1)) is not None:
+        copying.append((STATE, slot))
+    memory = elastic(cache)
+    memory.slots = SimpleNamespace(reclaim=lambda count: 0)  # type: ignore[assignment]
+    assert not memory.secure_decode(column)
+
+    def copied() -> bool:
+        cache.kept, copying[:] = cache.kept + copying, []
+        return bool(cache.kept)
+
+    memory.tier = SimpleNamespace(copied=copied)  # type: ignore[assignment]
+    assert memory.secure_decode(column)
+
+
+def elastic(cache: Cache) -> ElasticMemory:
+    """The product's, over what `cache` keeps."""
+    memory = object.__new__(ElasticMemory)
+    memory.arena, memory.holdings, memory.tier = cache.arena, cache.arena, None  # type: ignore[assignment]
+    memory.account, memory._composer = SimpleNamespace(event=lambda *_: None), None  # type: ignore[assignment]
+    memory.evict_for = cache.evict_for  # type: ignore[method-assign]
+    return memory
 
 
 def test_what_never_fits_is_refused_and_evicts_nothing(cache: Cache) -> None:

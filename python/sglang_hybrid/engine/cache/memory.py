@@ -150,8 +150,8 @@ class Memory(ABC):
             kv.mamba_needs_clear = False
             self.account.event("waited_for_states")
 
-    def complete(self, states: int) -> None:  # noqa: B027
-        """An allocation needs `states` free slots, and the tree has given what it could.
+    def complete(self, tokens: int, states: int) -> None:  # noqa: B027
+        """An allocation needs `tokens` of KV and `states` free slots, and the tree has given what it could.
 
         Where all that is admitted has its memory already there is nothing to do.
         """
@@ -190,26 +190,36 @@ class StaticMemory(Memory):
     def ensure_states(self, count: int) -> bool:
         short = count - self.states.available_size()
         if short > 0:
-            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-            self.cache.evict(EvictParams(num_tokens=0, mamba_num=short))
+            self._evict(0, short)
             short = count - self.states.available_size()
         if short > 0:
             self._reclaim(short)
             short = count - self.states.available_size()
         return short <= 0
 
-    def complete(self, states: int) -> None:
-        """Those of checkpoints in the making are given too, as `room_for` has promised."""
+    def complete(self, tokens: int, states: int) -> None:
+        """Those of checkpoints in the making are given too, as `room_for` has promised; then what was being copied.
+
+        SGLang ends over an allocation that fails, and gives up an answer that nobody else could make room for.
+        """
         short = states - int(self.states.available_size())
         if short > 0:
             self._reclaim(short)
+        missing = tokens - self._free_tokens(), states - int(self.states.available_size())
+        if max(missing) > 0 and self.tier is not None and self.tier.copied():
+            self._evict(*missing)
 
-    def evict_chosen(self) -> float:
+    def _free_tokens(self) -> int:
+        return int(self.cache.token_to_kv_pool_allocator.available_size())
+
+    def _evict(self, tokens: int, states: int) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+        self.cache.evict(EvictParams(num_tokens=max(0, tokens), mamba_num=max(0, states)))
+
+    def evict_chosen(self) -> float:
         free = self.states.available_size()
-        self.cache.evict(EvictParams(num_tokens=0, mamba_num=len(self.victims.chosen)))
+        self._evict(0, len(self.victims.chosen))
         return float(self.states.available_size() - free)
 
     def leaving(self, pool: PoolKind, count: int) -> None:
@@ -218,5 +228,4 @@ class StaticMemory(Memory):
         if pool is PoolKind.KV:
             self.decisions.fit(states + int(self.states.available_size()), max(0, tokens - count))
         else:
-            free = int(self.cache.token_to_kv_pool_allocator.available_size())
-            self.decisions.fit(max(0, states - count), tokens + free)
+            self.decisions.fit(max(0, states - count), tokens + self._free_tokens())

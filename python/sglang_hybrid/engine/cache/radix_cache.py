@@ -63,11 +63,12 @@ class MambaRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         return self._completed(super().evict, params)
 
     def _completed(self, evict: Callable[..., Any], params: Any, **kwargs: Any) -> Any:
-        """What `evict` says; where it came to too few states, those of checkpoints in the making are there as well."""
+        """What `evict` says; where the tree could not give enough, `memory` knows of more."""
         memory = self.coordinator.memory
-        states = memory.states.available_size() + int(params.mamba_num)
+        tokens = int(self.token_to_kv_pool_allocator.available_size() + params.num_tokens)
+        states = int(memory.states.available_size() + params.mamba_num)
         result = evict(params, **kwargs)
-        memory.complete(states)
+        memory.complete(tokens, states)
         return result
 
     def reset(self) -> None:

@@ -87,6 +87,13 @@ class HostTier:
         """
         self._uncopied[node.id] = node
 
+    def copied(self) -> bool:
+        """Wait for the copies to host memory that are under way, which keep what they copy; whether there were any."""
+        if not self._cache.ongoing_write_through:
+            return False
+        self._cache.writing_check(write_back=True)
+        return True
+
     def back_up(self) -> None:
         """Start the copies of states whose KV is in host memory already; those still being copied wait."""
         from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV

@@ -184,6 +184,8 @@ class ElasticMemory(Claims, Memory):
         self.arena.used()
         if super().secure_decode(pages) or (self._all_ran() and super().secure_decode(pages)):
             return True
+        if self.tier is not None and self.tier.copied() and super().secure_decode(pages):
+            return True
         while self._reclaim(self.arena.sizing.states_per_column):
             if super().secure_decode(pages):
                 return True
