@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_hybrid.plugin import activate_platform
 from tests.simulation.fingerprint import answer
-from tests.simulation.load import PAUSED, SHAPES, Event, Limits, day
+from tests.simulation.load import NAMED, SHAPES, Event, Limits, day
 from tests.simulation.scheduler import Clock, SimulatedScheduler
 
 if __name__ == "__mp_main__":
@@ -197,9 +197,10 @@ def _rank(plan: Plan, rank: int, server_args: Any, port_args: Any, results: Any)
         min(held.max_total_num_tokens * 9 // 10, held.max_req_input_len) - 64,
         held.req_to_token_pool.mamba_allocator.size,
         held.max_running_requests,
+        held.max_req_input_len - 1,
     )
     priorities = "--enable-priority-scheduling" in plan.flags
-    shapes = [shape for shape in PAUSED if shape.__name__ in plan.shapes] or list(SHAPES)
+    shapes = [shape for shape in NAMED if shape.__name__ in plan.shapes] or list(SHAPES)
     events = day(plan.seed, limits, plan.hours, priorities, shapes)
     for event in events:
         event.seconds += server.clock.seconds
@@ -274,7 +275,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in PAUSED], default=())
+    parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in NAMED], default=())
     parser.add_argument("--fault", choices=FAULTS, default="")
     parser.add_argument("--preset", choices=("gdn", "mamba2"), default="gdn")
     parser.add_argument("--prefill", choices=("triton", "flashinfer"), default="triton")

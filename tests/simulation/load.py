@@ -32,11 +32,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server can hold: `context` tokens a request at most, `states` slots, `rows` requests at once."""
+    """What one server can hold: `context` tokens a request, `states` slots, `rows` requests at once.
+
+    `longest` is the longest prompt that it accepts.
+    """
 
     context: int
     states: int
     rows: int
+    longest: int
 
 
 Shape = Callable[[Random, Limits, str], Iterator[Event]]
@@ -149,8 +153,15 @@ def pauses(random: Random, limits: Limits, name: str) -> Iterator[Event]:
             yield Event(began + at + 2e-4, go=True)
 
 
+def longest(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Prompts as long as the server accepts them, and one token less, in front of others."""
+    for number in range(8):
+        for size in (limits.longest - number % 2, random.randrange(4, 40)):
+            yield Event(20.0 * number, f"{name}-{number}-{size}", text(random, size), 1)
+
+
 SHAPES = (conversations, burst, giants, long_answers, documents, scan, hang_ups, flushes)
-PAUSED = (*SHAPES, pauses)
+NAMED = (*SHAPES, pauses, longest)
 
 
 def day(

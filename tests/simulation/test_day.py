@@ -46,6 +46,14 @@ def test_a_server_is_paused_in_the_middle_of_everything(
     assert result["hit_tokens"] > 0
 
 
+@pytest.mark.parametrize("memory", [SMALL, pytest.param(ELASTIC, marks=SLOW)])
+def test_the_longest_prompt_that_is_accepted_is_served(models: Models, memory: tuple[str, ...]) -> None:
+    """SGLang accepts up to a page too much, which it never admits: all who come later would wait for ever."""
+    flags = (*memory, *ROWS, "--page-size", "64")
+    [result] = simulate(models("gdn"), 31, 1, flags, "--shapes", "longest")
+    assert result["requests"] >= 16
+
+
 @SLOW
 @pytest.mark.parametrize(("seed", "strategy"), [(17, "extra_buffer"), (18, "no_buffer")])
 def test_flashinfer_gives_back_states_behind_every_64_tokens(models: Models, seed: int, strategy: str) -> None:

@@ -62,6 +62,18 @@ def set_aside(original: Any, slots: Any, count: int) -> None:
         original(slots, count)
 
 
+def admissible(info: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:
+    """What SGLang says of its sizes, with a longest prompt that can be admitted.
+
+    SGLang admits what fits in whole pages, and leaves a page and a token beside them. It accepts prompts that do not:
+    they, and whoever is behind them, wait for ever. One that leaves the page alone is answered by token 0, uncomputed.
+    """
+    tokens, longest, page = info[0], info[5], worker.model_runner.token_to_kv_pool_allocator.page_size
+    if info[4] < tokens:  # otherwise the pages of a prompt are spread over ranks
+        longest = min(longest, (tokens - page - 2) // page * page + 1)  # the first length that is refused
+    return (*info[:5], longest, *info[6:])
+
+
 def nobody_runs(adder: Any) -> bool:
     """Whether no request is in its decode."""
     return adder.running_batch is None or bool(adder.running_batch.is_empty())
