@@ -111,8 +111,12 @@ def test_nemotron_with_experts_needs_a_gpu(tmp_path: Path) -> None:
                 preflight.check_computable(model)
 
 
-def test_a_model_that_only_spec_knows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = {**QWEN3_NEXT, "architectures": ["Zamba2ForCausalLM"], "model_type": "zamba2"}
+@pytest.mark.parametrize("more", [{}, {"auto_map": {"AutoConfig": "configuration_zamba2.Zamba2Config"}}])
+def test_a_model_that_only_spec_knows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, more: dict[str, object]
+) -> None:
+    """Also if code travels with it, as with Ring linear and MiniMax: SGLang would ask for it, and then not run it."""
+    config = {**QWEN3_NEXT, "architectures": ["Zamba2ForCausalLM"], "model_type": "zamba2", **more}
     assert "`sglang-hybrid spec` and simulate know it" in refused(capsys, "--model-path", str(write(tmp_path, config)))
 
 

@@ -106,8 +106,8 @@ def _overrides(namespace: Any) -> dict[str, Any]:
 def _check_architecture(config: dict[str, Any]) -> None:
     """Read the class names in SGLang's model files instead of importing two hundred modules."""
     name = config["architectures"][0]
-    if "auto_map" in config:
-        return  # code that travels with the model
+    if "auto_map" in config and name not in ARCHITECTURES:
+        return  # code that travels with the model, which would run without a cache of the states that we know of
     package, *below = _MODELS.split(".")
     spec = PathFinder.find_spec(package)  # nothing is imported, by our own finder neither (`cpu_environment`)
     if spec is None:
