@@ -139,6 +139,7 @@ def test_the_context_is_the_configurations() -> None:
     spec = from_config({**config, "max_position_embeddings": 4096}).per_rank(2)
     assert spec.context_tokens == 4096
     assert ("context", "4,096 tokens") in describe(spec)
+    assert from_config({**config, "model_max_length": 1 << 20}).context_tokens == 1 << 20, "Kimi-Linear's name for it"
     with pytest.raises(ConfigError, match="max_position_embeddings"):
         from_config({**config, "max_position_embeddings": 0})
 

@@ -49,7 +49,8 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             f"no costs are known for architecture {shown or 'without model_type'}; {supported}: {model_type!r}"
         )
     text = next((reader.nested(key) for key in _TEXT_PARTS if reader.value(key) is not None), reader)
-    return replace(family(text), context_tokens=text.count("max_position_embeddings", default=0))
+    context = text.count("max_position_embeddings", "model_max_length", default=0)  # Kimi-Linear has the second alone
+    return replace(family(text), context_tokens=context)
 
 
 def _families() -> str:
