@@ -34,6 +34,17 @@ def require_worker(arguments: list[str]) -> dict[str, Any]:
     return channel
 
 
+def require_scrapes(pods: dict[str, Any], rule: dict[str, Any]) -> None:
+    """What the annotations of pods ask for gets through their policy, and nothing else by it."""
+    asked = pods["spec"]["template"]["metadata"]["annotations"]
+    (server,) = pods["spec"]["template"]["spec"]["containers"]
+    (http,) = [each for each in server["ports"] if str(each["containerPort"]) == asked["prometheus.io/port"]]
+    assert rule == {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "ports": [{"protocol": "TCP", "port": http["name"]}],
+    }
+
+
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
 def test_compose_starts_a_router_before_its_servers(profile: str) -> None:
     mine = {name: each for name, each in COMPOSE["services"].items() if each["profiles"] == [profile]}
@@ -69,6 +80,7 @@ def test_the_manifest_names_every_worker_and_fences_their_events() -> None:
     assert named("Service", service)["spec"]["selector"] == workers["spec"]["selector"]["matchLabels"]
     labels = router["spec"]["template"]["metadata"]["labels"]
     assert named("Service", "sglang-hybrid")["spec"]["selector"] == labels
-    (rule,) = named("NetworkPolicy", "sglang-hybrid-worker")["spec"]["ingress"]
+    rule, scrapes = named("NetworkPolicy", "sglang-hybrid-worker")["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": labels}}]
     assert {each["port"] for each in rule["ports"]} == set(ports)
+    require_scrapes(workers, scrapes)

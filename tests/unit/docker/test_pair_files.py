@@ -14,7 +14,7 @@ import yaml
 
 from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.engine.launch import disaggregation, early
-from tests.unit.docker.test_cluster_files import require_worker, value
+from tests.unit.docker.test_cluster_files import require_scrapes, require_worker, value
 from tests.unit.docker.test_docker_files import only, pins
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +116,8 @@ def test_the_manifest_names_every_server_and_fences_all_of_them() -> None:
         assert named("Service", workloads[role]["spec"]["serviceName"])["spec"]["selector"] == mine
         policy = named("NetworkPolicy", f"sglang-hybrid-{role}")["spec"]
         assert policy["podSelector"] == {"matchLabels": mine}
-        asks, hands_over = policy["ingress"]
+        asks, hands_over, scrapes = policy["ingress"]
+        require_scrapes(workloads[role], scrapes)
         assert asks["from"] == [{"podSelector": {"matchLabels": labels}}]
         assert {each["port"] for each in asks["ports"]} == set(ports[role]) - {"bootstrap"}
         theirs = workloads[other]["spec"]["selector"]["matchLabels"]
