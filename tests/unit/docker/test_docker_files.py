@@ -109,10 +109,20 @@ def test_images_run_unprivileged_and_are_watched(name: str) -> None:
     assert {"--enable-metrics", "--enable-cache-report"} <= set(entrypoint)
 
 
+def environment_of(name: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for rest in only(name, "ENV") for pair in shlex.split(rest))
+
+
+def test_models_and_compiled_kernels_are_kept_in_the_volume() -> None:
+    """SGLANG_CACHE_DIR is where SGLang has DeepGEMM, Inductor and its own kernels compiled, for minutes."""
+    (volume,) = only("docker/Dockerfile", "VOLUME")
+    environment = environment_of("docker/Dockerfile")
+    assert {"HF_HOME", "SGLANG_CACHE_DIR"} <= set(environment)
+    assert all(path.startswith(f"{volume}/") for path in environment.values())
+
+
 def test_cpu_image_serves_the_model_it_builds() -> None:
-    environment = dict(
-        pair.split("=", 1) for rest in only("docker/Dockerfile.cpu", "ENV") for pair in shlex.split(rest)
-    )
+    environment = environment_of("docker/Dockerfile.cpu")
     served = json.loads(only("docker/Dockerfile.cpu", "CMD")[-1])
     assert served[served.index("--model-path") + 1] == environment["SGLANG_HYBRID_MODELS"] + "/demo"
     entrypoint = json.loads(only("docker/Dockerfile.cpu", "ENTRYPOINT")[-1])
