@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
+from sglang_hybrid.core.spec import DTYPE_BYTES, ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.launch import slots
@@ -133,10 +133,19 @@ def surprise(pools: Pools, spec: ModelSpec | None) -> list[str]:
     return [f"  note         the cost model expected {spec.checkpoint_bytes:,} B per state"]
 
 
+_SCALED = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+
+
 def model_spec(ctx: Any) -> ModelSpec | None:
-    """The cost model of the served model, None where its architecture is not known."""
+    """The cost model of the served model, None where its architecture is not known.
+
+    KV has the type that SGLang chose: by --kv-cache-dtype, what a quantized checkpoint asks for, or --dtype.
+    """
+    kept = str(ctx.tp_worker.model_runner.kv_cache_dtype).removeprefix("torch.")
+    kept = _SCALED.get(kept, kept)
+    dtypes = engine_dtypes(os.environ) | ({"kv_dtype": kept} if kept in DTYPE_BYTES else {})
     try:
-        spec = from_config(ctx.model_config.hf_config.to_dict(), **engine_dtypes(os.environ))
+        spec = from_config(ctx.model_config.hf_config.to_dict(), **dtypes)
     except ConfigError:
         return None
     return replace(spec, context_tokens=int(ctx.model_config.context_len))
