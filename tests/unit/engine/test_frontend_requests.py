@@ -18,7 +18,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import access, bodies, ids, limits, prompt
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
-from sglang_hybrid.engine.frontend.requests import release
+from sglang_hybrid.engine.frontend.requests import release, truncate
 from sglang_hybrid.engine.launch import fingerprint
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
@@ -170,6 +170,21 @@ def test_ids_outside_the_vocabulary_are_refused(bad: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"token ids are those of the vocabulary, 0 to 319"):
         require_prompt(manager(), normalized(), bad)
     require_prompt(manager(), normalized(), [0, 319])
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(98, 98), (99, 99), (100, 99), (101, 99), (40_000, 99)])
+def test_a_prompt_that_may_be_truncated_is_left_room_for_an_answer(tokens: int, left: int) -> None:
+    """SGLang leaves `max_req_input_len` tokens, or the whole context: both are answered by no token, or not at all."""
+    server = manager()
+    server.max_req_input_len, server.allow_auto_truncate = 100, True
+    ids = [5] * tokens
+    truncate(server, normalized(), ids)
+    assert len(ids) == left
+    ids = [5] * tokens
+    truncate(server, normalized(image_data=["a"]), ids)
+    server.allow_auto_truncate = False
+    truncate(server, normalized(), ids)
+    assert len(ids) == tokens
 
 
 def test_placeholders_that_sglang_puts_for_an_image_are_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +16,8 @@ from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.prompts import divide
 from sglang_hybrid.engine.frontend.settings import settings
+
+logger = logging.getLogger(__name__)
 
 
 async def generate(
@@ -63,5 +66,17 @@ def release(manager: Any, obj: Any) -> None:
 def validate(manager: Any, obj: Any, input_ids: Any) -> None:
     """Check one prompt of a request once it is tokens; marks between its images get their places."""
     if input_ids is not None:
+        truncate(manager, obj, input_ids)
         placeholders.place(obj, input_ids)
     require_prompt(manager, obj, input_ids)
+
+
+def truncate(manager: Any, obj: Any, ids: list[int]) -> None:
+    """With `--allow-auto-truncate`, leave of a text's tokens what can be admitted.
+
+    SGLang leaves so many that no room for an answer is left, which then is token 0, uncomputed, or none is admitted.
+    """
+    most = manager.max_req_input_len
+    if manager.allow_auto_truncate and most is not None and len(ids) >= most and not obj.contains_mm_input():
+        logger.warning("request %s: a prompt of %d tokens is cut to %d", obj.rid, len(ids), most - 1)
+        del ids[most - 1 :]
