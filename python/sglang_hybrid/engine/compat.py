@@ -73,6 +73,15 @@ def resolved(server_args: Any) -> Any:
     return resolving_view(server_args)
 
 
+def settings_merger() -> Any:
+    """SGLang's class that puts a `--config` file and a command line together."""
+    try:
+        from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+    except ImportError:
+        from sglang.srt.server_args_config_parser import ConfigArgumentMerger  # 0.5.17
+    return ConfigArgumentMerger
+
+
 def checkpoint_grid() -> int:
     """Tokens between the positions at which extra_buffer can save a state; call it in a scheduler process."""
     try:

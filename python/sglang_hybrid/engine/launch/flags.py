@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from sglang_hybrid.core.config import REPLACED, HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.prefix import policies
 
 
@@ -97,9 +98,10 @@ def given(argv: list[str]) -> set[str]:
 def _with_file(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
     if "--config" not in argv:
         return argv
-    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
-
-    merged: list[str] = ConfigArgumentMerger(parser).merge_config_with_args(argv)
+    try:
+        merged: list[str] = compat.settings_merger()(parser).merge_config_with_args(argv)
+    except ValueError as error:
+        raise ConfigError(f"SGLang does not take this --config file: {error}") from error
     return merged
 
 
@@ -108,6 +110,10 @@ def parse_engine(argv: list[str]) -> argparse.Namespace:
     parser = engine_parser()
     argv = _with_file(parser, argv)
     namespace, unknown = parser.parse_known_args(argv)
+    if namespace.config is not None:
+        raise ConfigError(
+            f"SGLang reads its file of settings only if the flag is written in two words: --config {namespace.config}"
+        )
     if unknown:
         ours = [flag for action in hybrid_parser()._actions for flag in action.option_strings]
         if (flag := unknown[0].split("=")[0]) in ours:  # all of the command line were taken out before
