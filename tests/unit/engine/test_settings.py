@@ -1,14 +1,16 @@
-"""Where settings come from: files of SGLang's and its command line."""
+"""Where settings come from: files, abbreviated flags, the environment of an earlier start."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from sglang_hybrid import launch_server
+from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.process import free_port
-from sglang_hybrid.engine.launch import flags
+from sglang_hybrid.engine.launch import early, flags, preparation, slots
 from tests.engine.configs import QWEN3_NEXT, write
 
 
@@ -46,3 +48,29 @@ def test_a_file_of_sglangs_settings(folder: Path) -> None:
     line = ["--model-path", str(folder), "--config", str(file)]
     assert (flags.parse_engine(line).max_total_tokens, flags.given(line) >= {"max_total_tokens"}) == (4096, True)
     assert flags.parse_engine([*line, "--max-total-tokens", "2048"]).max_total_tokens == 2048
+
+
+def test_abbreviated_ranks(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert "each rank takes one" in refused(capsys, folder, "--tensor-parallel", "64")
+
+
+def test_the_next_start_of_a_process_chooses_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine after another one: what the launcher set for the first is not what the user said to the second."""
+    monkeypatch.setattr(
+        os, "environ", {**os.environ, "SGLANG_USE_CPU_ENGINE": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "1"}
+    )
+    names = "SGLANG_MAMBA_CONV_DTYPE", slots.UNLOCK, "OMP_NUM_THREADS"
+    for name in names:
+        os.environ.pop(name, None)
+    chosen = []
+    for dtype, config in (
+        ("bfloat16", HybridConfig(cpu_threads=3)),
+        ("float32", HybridConfig(cpu_threads=2, policy="lru")),
+    ):
+        rest = ["--model-path", str(folder), "--dtype", dtype]
+        preparation.enter(rest, config, early.read(rest))
+        preparation.complete(flags.parse_engine(rest), rest, config)
+        chosen.append(tuple(map(os.environ.get, names)))
+        assert os.environ["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] == "1", "the user's own stays"
+        assert os.environ["SGLANG_USE_CPU_ENGINE"] == "1", "there is nothing else here"
+    assert chosen == [("bfloat16", "1", "3"), ("float32", None, "2")]

@@ -10,6 +10,7 @@
 | which arguments does SGLang get                | arguments.py   |
 | which defaults suit a plain CPU                | cpu_profile.py |
 | how many state slots does a request take       | slots.py       |
+| which environment variables does a start set   | environment.py |
 | may a prefill be captured as a CUDA graph      | graphs.py      |
 | what do SIGTERM and Ctrl-C do                  | stop.py        |
 | what is wrong with this environment            | doctor.py      |

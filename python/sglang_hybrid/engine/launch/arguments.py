@@ -9,7 +9,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
-from sglang_hybrid.engine.launch import cpu_profile, disaggregation, flags, graphs, refusals, slots
+from sglang_hybrid.engine.launch import cpu_profile, disaggregation, environment, flags, graphs, refusals, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals as elastic
 from sglang_hybrid.engine.segments import refusals as segments
@@ -40,8 +40,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
         extra["disaggregation_transfer_backend"] = disaggregation.backend(on_cpu=True)
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
-    for name, value in slots.environment(config).items():
-        os.environ.setdefault(name, value)
+    environment.default(slots.environment(config))
     extra |= drafts.defaults(namespace)
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     extra |= elastic.defaults(namespace, config, on_cpu)
@@ -57,7 +56,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     if dtype is not None:
         # Convolution windows follow the activations. SGLang leaves them bfloat16, and with float32 activations the
         # extra_buffer strategy then dies on the first prompt (0.5.21).
-        os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
+        environment.default({"SGLANG_MAMBA_CONV_DTYPE": dtype})
     parsed = flags.parse_engine(final)
     refusals.check(parsed, namespace, config, model, on_cpu)
     graphs.check(parsed, model, on_cpu)

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import platform
+from sglang_hybrid.engine.launch import environment, platform
 
 TIMEOUT_S = 60
 """For the other side of a pair to say something; SGLang waits for five minutes."""
@@ -83,16 +83,14 @@ def prepare(namespace: Any, arguments: list[str]) -> None:
         return
     chosen = namespace.disaggregation_transfer_backend or "mooncake"
     require(chosen)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    os.environ[ENGINE] = chosen.partition("_")[0]
+    environment.default({ENGINE: chosen.partition("_")[0], **ENVIRONMENT})
     host = _concrete(namespace.host)
     if host is not None and "HOST_IP" not in os.environ:  # SGLang's other name for it
-        os.environ.setdefault(ADDRESS, host)
+        environment.default({ADDRESS: host})
     if chosen == "nixl" and platform.wants_cpu(arguments):
-        os.environ.setdefault("UCX_TLS", "tcp,self")  # what else UCX would try looks for devices
+        environment.default({"UCX_TLS": "tcp,self"})  # what else UCX would try looks for devices
         if host is not None and ip_address(host).is_loopback:
-            os.environ.setdefault("UCX_NET_DEVICES", "lo")
+            environment.default({"UCX_NET_DEVICES": "lo"})
 
 
 def features() -> list[str]:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
-from sglang_hybrid.engine.launch import disaggregation, early, rust
+from sglang_hybrid.engine.launch import disaggregation, early, environment, rust
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -15,6 +15,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     SGLang reads the environment when it is imported, so nothing may have imported it before. `rest` is what the user
     gave SGLang, `seen` what early.read found in it, or None where nothing is started. Raises ConfigError.
     """
+    environment.forget()
     if seen is not None:
         early.check(seen, config)
         disaggregation.prepare(seen, rest)
@@ -22,8 +23,8 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
 
     on_cpu = platform.wants_cpu(rest)
     if on_cpu:
-        for name, value in cpu_profile.environment(config).items():
-            os.environ.setdefault(name, value)
+        environment.default(cpu_profile.environment(config))
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # whatever it said: there is nothing else
         # Children are copies of this process, so the hooks that the configuration asks for are registered here.
         os.environ[ENVIRONMENT_KEY] = config.to_json()
         from sglang_hybrid.engine import cpu
@@ -53,6 +54,9 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_files(config, namespace)
     model = preflight.inspect_model(namespace)
     preflight.check_model_is_ours(config, model)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":  # again: early.read knows no abbreviations
+        early.check_ranks(namespace)
+        early.check_memory(config, namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
     preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
     notes = (
