@@ -371,6 +371,9 @@ CHANNEL = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
     ("line", "message"),
     [
         ((), "open it with --kv-events-config"),
+        (("--kv-events-config", '{"endpoint": "tcp://*:5557"}'), "open it with --kv-events-config"),
+        (("--kv-events-config", '{"publisher": "null"}'), "open it with --kv-events-config"),
+        (("--kv-events-config", "{"), "must be a JSON object"),
         (
             ("--kv-events-config", CHANNEL, "--disaggregation-mode", "decode"),
             "only our cache takes --hybrid-state-events, .* decode, where no prompt is computed",

@@ -10,7 +10,7 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.process import free_port
-from sglang_hybrid.engine.launch import early, flags, preparation, slots
+from sglang_hybrid.engine.launch import early, flags, preflight, preparation, slots
 from tests.engine.configs import QWEN3_NEXT, write
 
 
@@ -48,6 +48,12 @@ def test_a_file_of_sglangs_settings(folder: Path) -> None:
     line = ["--model-path", str(folder), "--config", str(file)]
     assert (flags.parse_engine(line).max_total_tokens, flags.given(line) >= {"max_total_tokens"}) == (4096, True)
     assert flags.parse_engine([*line, "--max-total-tokens", "2048"]).max_total_tokens == 2048
+
+
+def test_a_channel_in_a_file_of_settings(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("kv-events-config: {publisher: zmq}\n")
+    preflight.check_files(HybridConfig(state_events="published"), early.read(["--config", str(file)]))
 
 
 def test_abbreviated_ranks(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

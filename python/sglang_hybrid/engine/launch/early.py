@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,4 +121,6 @@ def _as_flags(mapping: Mapping[str, Any]) -> list[str]:
             made += [f"--{key}"] if value else []
         elif isinstance(value, (str, int, float)):
             made.append(f"--{key}={value}")
+        elif isinstance(value, dict):
+            made.append(f"--{key}={json.dumps(value)}")
     return made

@@ -201,11 +201,19 @@ def check_model_is_ours(config: HybridConfig, model: Model) -> None:
 
 
 def _check_events(namespace: Any) -> None:
-    if not getattr(namespace, "kv_events_config", None):
+    if _publisher(getattr(namespace, "kv_events_config", None) or "{}") in ("", "null"):
         raise ConfigError(
             "states are told of on SGLang's channel of KV events, open it with --kv-events-config "
             '\'{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}\': --hybrid-state-events published'
         )
+
+
+def _publisher(text: str) -> str:
+    """Who publishes SGLang's events: "null", its default, is nobody."""
+    try:
+        return str(json.loads(text).get("publisher") or "")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"--kv-events-config must be a JSON object ({error}): {text}") from error
 
 
 def _check_unused(config: HybridConfig, cause: str) -> None:
