@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -51,10 +52,19 @@ def as_flags(given: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         flag = flags.spelled(name)
+        if name == "lora_paths" and isinstance(value, dict):
+            value = [f"{adapter}={path}" for adapter, path in value.items()]
         if value is True:
             words.append(flag)
-        elif isinstance(value, (str, int, float)) and value is not False:
-            words += [flag, str(value)]
-        elif isinstance(value, (list, tuple)) and all(isinstance(each, (str, int, float)) for each in value):
-            words += [flag, *map(str, value)]
+        elif isinstance(value, _WORDS) and value is not False:
+            words += [flag, _word(value)]
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(each, _WORDS) for each in value):
+            words += [flag, *map(_word, value)]
     return words
+
+
+_WORDS = (str, int, float, dict)
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

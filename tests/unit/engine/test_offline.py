@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -24,6 +25,17 @@ def test_keywords_as_a_command_line() -> None:
     assert offline.as_flags(said) == [
         *("--model-path", "m", "--enable-metrics", "--max-loras", "3", "--lora-paths", "a", "b")
     ]
+
+
+def test_keywords_that_hold_several_things() -> None:
+    """Or the launcher's checks and defaults, such as adapters' on a CPU, would not see them."""
+    adapters = {"lora_paths": {"a": "/x", "b": "/y"}}
+    assert offline.as_flags(adapters) == ["--lora-paths", "a=/x", "b=/y"]
+    adapter = {"lora_name": "a", "lora_path": "/x"}
+    assert offline.as_flags({"lora_paths": [adapter]}) == ["--lora-paths", json.dumps(adapter)]
+    graphs = {"prefill": {"backend": "disabled"}}
+    assert offline.as_flags({"cuda_graph_config": graphs}) == ["--cuda-graph-config", json.dumps(graphs)]
+    assert offline.as_flags({"lora_paths": [], "lora_target_modules": ()}) == []
 
 
 @pytest.mark.parametrize(
