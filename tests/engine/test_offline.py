@@ -15,7 +15,7 @@ from tests.engine.support import PATIENCE_S, Reference
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = """
-import json, sys
+import asyncio, json, sys
 import sglang_hybrid
 
 if __name__ == "__main__":
@@ -26,6 +26,10 @@ if __name__ == "__main__":
             input_ids=list(range(3, 203)), sampling_params={"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
         )
         print("answer", json.dumps(answer))
+    try:
+        asyncio.run(engine.async_generate(input_ids=[3, 4]))
+    except RuntimeError as error:
+        print("refused", error)
     engine.shutdown()
 """
 
@@ -44,6 +48,7 @@ def test_a_script_is_served_from_cache_and_its_log_can_be_simulated(
     assert cold["cached_tokens_details"]["miss_never_seen"] == 200
     references("gdn").assert_greedy(list(range(3, 203)), answers[0]["output_ids"])
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
+    assert "refused an engine answers in the event loop of its first request" in done.stdout
 
     log, report = tmp_path / "server.log", tmp_path / "report.json"
     log.write_text(done.stderr + done.stdout)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import sglang_hybrid
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import offline
+from sglang_hybrid.engine.frontend import loop
 
 
 def test_ours_and_sglangs() -> None:
@@ -55,3 +58,18 @@ def test_what_the_launcher_refuses_is_refused(arguments: dict[str, object], said
 def test_the_package_itself_imports_nothing_heavy() -> None:
     code = "import sys, sglang_hybrid; print(sorted({'torch', 'sglang', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_second_event_loop_is_refused() -> None:
+    """SGLang would wait in it for answers that arrive in the first."""
+    manager = SimpleNamespace(event_loop=None)
+
+    async def call() -> None:
+        loop.require_same(manager)
+        manager.event_loop = manager.event_loop or asyncio.get_running_loop()
+        loop.require_same(manager)
+
+    asyncio.run(call())
+    loop.require_same(manager)  # outside of any, SGLang takes its own
+    with pytest.raises(RuntimeError, match=r"one asyncio\.run"):
+        asyncio.run(call())

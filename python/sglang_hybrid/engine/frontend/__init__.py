@@ -8,6 +8,7 @@
 | sampling parameters pass unseen                         | they have SGLang's types, and bounds   | sampling.py      |
 | a stop pattern may backtrack for ever                   | its steps are counted, its tail ends   | stop_patterns.py |
 | streams of several samples leave states behind          | nothing is left when they are over     | requests.py      |
+| a call from a second event loop waits for ever          | it raises                              | loop.py          |
 | an id that begins another's id aborts it                | it aborts its own request              | ids.py           |
 | the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
 | weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
