@@ -31,6 +31,9 @@ _CPU_RECURRENCE = ("triton",)
 _ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _PASSES = ("", "prefill_", "decode_", "verify_")
 _RECURRENCE = ("mamba_backend", *(f"linear_attn_{which}backend" for which in _PASSES))
+_COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests")
+"""Zero ends the start or the first request, or lets every request wait for ever."""
+
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size")
 _ON_GPU = ("enable_torch_compile", "enable_forward_pass_metrics")
 _SCALED = ("fp8_e4m3", "fp8_e5m2")
@@ -38,6 +41,7 @@ _SCALED = ("fp8_e4m3", "fp8_e5m2")
 
 def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu: bool) -> None:
     """Raise ConfigError for such settings; `namespace` are SGLang's final ones, `asked` what the user gave."""
+    _check_counts(namespace)
     _check_lazy(asked)
     _check_mixed_chunk(namespace, model)
     _check_stages(namespace, model)
@@ -54,6 +58,13 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     if on_cpu:
         _check_cpu(namespace)
         adapters.check(namespace, model)
+
+
+def _check_counts(namespace: Any) -> None:
+    for name in _COUNTS:
+        count = getattr(namespace, name, None)
+        if count is not None and count < 1:
+            raise ConfigError(f"{spelled(name)} must be 1 or more: {count}")
 
 
 def _check_lazy(namespace: Any) -> None:
