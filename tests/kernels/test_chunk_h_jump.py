@@ -154,6 +154,7 @@ CASES = [  # family, key_heads, heads, V, K, chunk_size, token dtype, state dtyp
     ("gdn", 2, 8, 32, 64, 32, torch.bfloat16, torch.float32, LENGTHS),
     ("kda", 2, 2, 64, 64, 64, torch.float16, torch.float32, LENGTHS),
     ("gla", 3, 3, 64, 32, 16, torch.float32, torch.bfloat16, LENGTHS),
+    ("mamba2", 1, 4, 32, 32, 16, torch.float32, torch.float16, LENGTHS),  # --mamba-ssm-dtype float16
     ("mamba2", 2, 6, 80, 128, 64, torch.float32, torch.float32, LENGTHS),
 ]
 

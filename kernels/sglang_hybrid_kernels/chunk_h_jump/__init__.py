@@ -43,7 +43,7 @@ def chunk_h_jump(
     g            [tokens, heads] cumulative natural log decay, from the start of each chunk; or, per channel (KDA, GLA),
                  [tokens, heads, K], and then k is [tokens, heads, K] and already multiplied by exp(e - b), as SGLang's
                  and FLA's stage before this one leave it.
-    state        [slots, heads, V, K] fp32 or bf16.
+    state        [slots, heads, V, K] fp32, bf16 or fp16.
     slots        [requests], no slot twice; -1 starts from zero and keeps nothing.
     cu_seqlens   [rows + 1] virtual row j holds tokens cu_seqlens[j] to cu_seqlens[j + 1]; rows may be empty.
     request_rows [requests + 1] request r owns rows request_rows[r] to request_rows[r + 1].

@@ -51,7 +51,7 @@ class Plan:
         require_shape("k", self.k, [tokens, heads if self.per_channel else None, k])
         require(self.k.shape[1] > 0 and heads % self.k.shape[1] == 0, f"key heads must divide {heads}", self.k.shape[1])
         require_shape("g", self.g, [tokens, heads, k] if self.per_channel else [tokens, heads])
-        require_dtype("state", self.state, STATE_TYPES)
+        require_dtype("state", self.state, (*STATE_TYPES, torch.float16))
         require_matrices("state", self.state, 2)
         by_token = {"k": self.k, "u": self.u, "g": self.g, **({} if self.w is None else {"w": self.w})}
         for name, tensor in by_token.items():
