@@ -1,13 +1,17 @@
 """seam_attention: against dense causal attention over the whole text, and Triton against the specification."""
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_hybrid_kernels.seam_attention import seam_attention
+
+ahead_of_time = importlib.import_module("benchmarks.kernels.compile")
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -126,6 +130,38 @@ def test_a_query_has_the_same_bits_in_any_company(interpreted):
     bounded = dict(alone, q=alone["q"][:1], positions=alone["positions"][:1], query_offsets=torch.tensor([0, 1]))
     bounded |= {"pages": crowd["pages"][:10], "page_offsets": torch.tensor([0, 10]), "longest": 10}
     assert torch.equal(interpreted("seam_attention", **bounded), apart[:1])
+
+
+def test_what_waits_to_be_joined_is_bounded_and_changes_no_bit(interpreted):
+    """Queries are taken in turns, a turn may begin inside a request and hold several."""
+    given = problem([[7, 2099, 2048], [], [30], [2049]], [2100, 9, 31, 2050], 2, 1, 16, 16, torch.float32)
+    want = interpreted("seam_attention", **given)
+    interpreted("seam_attention.triton:__setattr__", "MOST_PARTIAL", 2 * 3 * 2 * 16)  # two queries, over three parts
+    try:
+        assert torch.equal(interpreted("seam_attention", **given), want)
+    finally:
+        interpreted("seam_attention.triton:__setattr__", "MOST_PARTIAL", 1 << 26)
+
+
+def test_many_queries_over_a_long_text_need_little_memory():
+    """All at once would take 4 GiB here, and offsets of more than 31 bits in four times as many queries."""
+    tokens, heads, size, keys = 2048, 16, 256, 262_144
+    largest = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.empty.memory_format:
+                largest.append(made.nbytes)
+            return made
+
+    pool, bounds = torch.zeros(1, 2, size, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
+    q, positions = torch.zeros(tokens, heads, size, dtype=torch.bfloat16), torch.zeros(tokens, dtype=torch.int64)
+    ends = torch.tensor([0, tokens])
+    with ahead_of_time.compiling_for(90) as launches, Sizes():
+        seam_attention(q, pool, pool, bounds[:1], bounds, positions, ends, longest=keys, check_slots=False)
+    assert {name for name, *_ in launches} == {"attend_kernel", "join_kernel"}
+    assert max(largest) <= 1 << 28
 
 
 BAD = {

@@ -25,7 +25,7 @@ from sglang_hybrid_kernels.compose.triton import (
 BLOCK_V = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "cu_seqlens", "request_rows", "chunk_starts", "jump"])
 def chunk_h_jump_kernel(
     k, w, u, g, v_new, h, state, state_slot, state_head, slots, cu_seqlens, request_rows, chunk_starts, jump,
     transition, t_entry, t_head, t_scale, ts_entry, ts_head, end_state, s_entry, s_head, s_scale, ss_entry, ss_head,

@@ -18,6 +18,9 @@ from sglang_hybrid_kernels.chunk_transition.check import Plan
 ROWS = 32
 """Rows of [S | T^T] per program."""
 
+INDICES = ["cu_seqlens", "entries", "initial_slots"]
+"""Arguments whose alignment makes no other kernel: nothing is compiled in the middle of serving."""
+
 BLOCK = tl.constexpr(16)
 """Tokens of the diagonal blocks that are solved by substitution."""
 
@@ -112,7 +115,7 @@ def _inverse(a, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(series, inside, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["segments"])
+@triton.jit(do_not_specialize=["segments"], do_not_specialize_on_alignment=["cu_seqlens"])
 def solve_kernel(
     k, v, g, beta, w, u, cu_seqlens, segments,
     k_token, k_head, v_token, v_head, g_token, g_head, beta_token, beta_head, epsilon, heads,
@@ -183,7 +186,7 @@ def _store_decay(p_t, kept, o_k, in_k, once, DIAGONAL: tl.constexpr):
         tl.store(p_t, tl.max(kept, 0).to(p_t.dtype.element_ty), mask=once)
 
 
-@triton.jit(do_not_specialize=["entry_count", "initial_count"])
+@triton.jit(do_not_specialize=["entry_count", "initial_count"], do_not_specialize_on_alignment=INDICES)
 def advance_kernel(
     k, v, g, beta, w, cu_seqlens, entries, end_state, transition, vanishing, largest, initial, initial_slots,
     entry_count, initial_count, k_token, k_head, v_token, v_head, g_token, g_head, beta_token, beta_head,
@@ -245,7 +248,7 @@ def advance_kernel(
                 tl.store(vanishing + entry * flag_entry + head * flag_head, flag.to(tl.uint8), mask=block == 0)
 
 
-@triton.jit(do_not_specialize=["entry_count"])
+@triton.jit(do_not_specialize=["entry_count"], do_not_specialize_on_alignment=["entries"])
 def flag_kernel(
     largest,
     entries,

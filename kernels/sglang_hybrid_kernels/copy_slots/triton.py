@@ -28,8 +28,11 @@ WORD = 4
 _BLOCKS = 2048
 """Blocks a launch wants at least, to fill a GPU."""
 
+COUNTS = ["pairs", "slots", "into_slots"]
+"""What makes no other kernel: nothing is compiled in the middle of serving."""
 
-@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["source", "destination"])
+
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=["source", "destination"])
 def copy_kernel(
     pools, into, source, destination, pairs, slots, into_slots, ends, blocks, rests, sizes, strides, into_strides,
     INNER: tl.constexpr, BLOCK: tl.constexpr,
@@ -55,7 +58,7 @@ def copy_kernel(
             for pair in range(pairs):
                 from_slot = tl.load(source + pair).to(tl.int64)
                 to_slot = tl.load(destination + pair).to(tl.int64)
-                valid = (from_slot >= 0) & (from_slot < slots[p]) & (to_slot >= 0) & (to_slot < into_slots[p])
+                valid = (from_slot >= 0) & (from_slot < slots) & (to_slot >= 0) & (to_slot < into_slots)
                 x = tl.load(pools[p] + from_slot * strides[p][0] + read, mask=inside & valid)
                 x = x.to(into[p].dtype.element_ty)
                 tl.store(into[p] + to_slot * into_strides[p][0] + write, x, mask=inside & valid)
@@ -63,7 +66,7 @@ def copy_kernel(
         begin = ends[p]
 
 
-@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["source", "destination"])
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=["source", "destination"])
 def quantise_kernel(
     pool, into, scale, source, destination, pairs, slots, into_slots, heads, V, K, strides, into_strides, scale_strides,
     TO_INT8: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -100,9 +103,9 @@ def copy_slots(
 ) -> None:
     """See sglang_hybrid_kernels.copy_slots; pools as check.split returns them."""
     source, destination = source.contiguous(), destination.contiguous()
-    for same_word in _by_word(plain, slot_dim).values():
-        for first in range(0, len(same_word), POOLS):
-            _copy(same_word[first : first + POOLS], source, destination)
+    for (_, slots, into_slots), alike in _alike(plain, slot_dim).items():
+        for first in range(0, len(alike), POOLS):
+            _copy(alike[first : first + POOLS], slots, into_slots, source, destination)
     for entry in quantised:
         _convert(entry, source, destination, slot_dim)
 
@@ -113,30 +116,28 @@ class _Copy(NamedTuple):
 
     pool: Tensor
     into: Tensor
-    slots: int
-    into_slots: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     into_strides: tuple[int, ...]
 
 
-def _by_word(plain: Sequence[Plain], slot_dim: int) -> dict[int, list[_Copy]]:
-    """Pools that are copied in words of the same width share launches; a launch of several widths would move data
-    between threads, through shared memory. Change of dtype: 0."""
-    found: dict[int, list[_Copy]] = {}
+def _alike(plain: Sequence[Plain], slot_dim: int) -> dict[tuple[int, int, int], list[_Copy]]:
+    """Pools that are copied in words of the same width, between as many slots, share launches; a launch of several
+    widths would move data between threads, through shared memory. Change of dtype: 0."""
+    found: dict[tuple[int, int, int], list[_Copy]] = {}
     for pool, into in plain:
         if not pool.numel() or not into.numel():
             continue
         word, layout = 0, _plan(tuple(pool.shape), pool.stride(), into.stride(), slot_dim)
-        slots = (pool.shape[slot_dim], into.shape[slot_dim])
+        slots, into_slots = pool.shape[slot_dim], into.shape[slot_dim]
         if pool.dtype == into.dtype:
             word, layout = _in_words(*layout, pool.element_size(), math.gcd(WORD, pool.data_ptr(), into.data_ptr()))
             pool, into = _words(pool, word), _words(into, word)
-        found.setdefault(word, []).append(_Copy(pool, into, *slots, *layout))
+        found.setdefault((word, slots, into_slots), []).append(_Copy(pool, into, *layout))
     return found
 
 
-def _copy(entries: Sequence[_Copy], source: Tensor, destination: Tensor) -> None:
+def _copy(entries: Sequence[_Copy], slots: int, into_slots: int, source: Tensor, destination: Tensor) -> None:
     elements = sum(math.prod(entry.sizes) for entry in entries)
     block = min(8192, max(256, triton.next_power_of_2(elements // _BLOCKS)))
     ends, blocks, rests = [], [], []
@@ -150,8 +151,8 @@ def _copy(entries: Sequence[_Copy], source: Tensor, destination: Tensor) -> None
         source,
         destination,
         source.numel(),
-        tuple(entry.slots for entry in entries),
-        tuple(entry.into_slots for entry in entries),
+        slots,
+        into_slots,
         tuple(ends),
         tuple(blocks),
         tuple(rests),

@@ -19,7 +19,7 @@ BLOCK_ELEMENTS = 4096
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["source", "destination", "segment"])
 def rerotate_scatter_kernel(
     source_k, destination_k, source_v, destination_v, layers, source, destination, segment, cos, sin, rows, heads,
     sk_slot, sk_head, dk_slot, dk_head, sv_slot, sv_head, dv_slot, dv_head,

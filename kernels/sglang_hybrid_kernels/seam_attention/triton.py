@@ -21,20 +21,27 @@ PART = 2048
 
 LARGEST_SIZE = 256
 
+MOST_PARTIAL = 1 << 26
+"""Numbers that wait to be joined at once, 256 MiB; all of 8,192 queries over 262,144 keys would take 16 GiB."""
 
-@triton.jit
+INDICES = ["pages", "page_offsets", "positions", "query_offsets", "block_ends"]
+"""Arguments whose alignment makes no other kernel: nothing is compiled in the middle of serving."""
+
+
+@triton.jit(do_not_specialize=["requests", "tokens"], do_not_specialize_on_alignment=INDICES)
 def attend_kernel(
     q, k, v, pages, page_offsets, positions, query_offsets, block_ends, requests, out, sums, tokens, heads, factor,
     window, q_token, q_head, k_slot, k_head, v_slot, v_head,
     D: tl.constexpr, DV: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    PART: tl.constexpr, SINGLE: tl.constexpr, REQUESTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, BDV: tl.constexpr,
+    PART: tl.constexpr, SINGLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """grid [blocks, kv_heads, parts]. out [parts, tokens, heads, DV] and sums [parts, tokens, heads], base 2."""
     block, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    o_r = tl.arange(0, REQUESTS)
-    ends = tl.load(block_ends + o_r, mask=o_r < requests, other=block + 1)
-    request = tl.sum((ends <= block).to(tl.int32))  # the first whose blocks end behind this one
+    request = tl.zeros([], tl.int32)  # the first whose blocks end behind this one
+    for some in range(0, requests, 64):
+        o_r = some + tl.arange(0, 64)
+        ends = tl.load(block_ends + o_r, mask=o_r < requests, other=block + 1)
+        request += tl.sum((ends <= block).to(tl.int32))
     if request < requests:
         before = tl.load(block_ends + request - 1, mask=request > 0, other=0)
         first, end = tl.load(query_offsets + request), tl.load(query_offsets + request + 1)
@@ -83,7 +90,7 @@ def attend_kernel(
             tl.store(sums + place, tl.where(total > 0, top + tl.log2(total), float("-inf")), mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "parts"])
 def join_kernel(partial, sums, out, rows, parts, DV: tl.constexpr, BM: tl.constexpr, BDV: tl.constexpr):
     """grid [cdiv(rows, BM)]; partial [parts, rows, DV], joined in order. A part without weight was not written."""
     row, o_v = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BDV)
@@ -104,24 +111,37 @@ def join_kernel(partial, sums, out, rows, parts, DV: tl.constexpr, BM: tl.conste
 
 def seam_attention(plan: Plan) -> Tensor:
     """See sglang_hybrid_kernels.seam_attention."""
-    q, k, v = plan.q, plan.k, plan.v
-    (tokens, heads, size), (_, kv_heads, value_size) = q.shape, v.shape
+    q, value_size = plan.q, plan.v.shape[2]
+    tokens, heads, size = q.shape
     require(q.dtype != torch.float64, "take fp32, bf16 or fp16 for Triton, or the naive path for fp64", q.dtype)
     largest = max(size, value_size)
     require(largest <= LARGEST_SIZE, f"Triton takes heads of up to {LARGEST_SIZE} dimensions", largest)
     out = q.new_empty(tokens, heads, value_size)
     if not out.numel():
         return out
-    groups, requests = heads // kv_heads, plan.page_offsets.numel() - 1
     parts = max(1, triton.cdiv(plan.most_keys, PART))
     require_grid(f"keys of one request, in parts of {PART},", parts)
-    indices = (plan.pages, plan.page_offsets, plan.positions, plan.query_offsets)
+    most = tokens if parts == 1 else max(1, MOST_PARTIAL // (parts * heads * value_size))
+    for first in range(0, tokens, most):
+        some = slice(first, min(first + most, tokens))
+        bounds = plan.query_offsets if most >= tokens else plan.query_offsets.clamp(first, some.stop) - first
+        _attend(plan, q[some], plan.positions[some], bounds, parts, out[some])
+    return out
+
+
+def _attend(plan: Plan, q: Tensor, positions: Tensor, query_offsets: Tensor, parts: int, out: Tensor) -> None:
+    """Of some queries, all at once."""
+    k, v = plan.k, plan.v
+    (tokens, heads, size), (_, kv_heads, value_size) = q.shape, v.shape
+    groups, requests = heads // kv_heads, plan.page_offsets.numel() - 1
+    indices = (plan.pages, plan.page_offsets, positions, query_offsets)
     pages, page_offsets, positions, query_offsets = (index.contiguous() for index in indices)
     if parts > 1:
         partial = torch.empty(parts, tokens, heads, value_size, dtype=torch.float32, device=q.device)
         sums = torch.empty(parts, tokens, heads, dtype=torch.float32, device=q.device)
     else:
         partial = sums = out
+    largest = max(size, value_size)
     wide, full = largest > 128, q.dtype == torch.float32  # fp32 keys and their TF32 x 3 parts fill the shared memory
     block = 64
     block_ends = ((query_offsets.diff() * groups + block - 1) // block).cumsum(0)
@@ -137,7 +157,6 @@ def seam_attention(plan: Plan) -> Tensor:
         WINDOW=plan.window is not None,
         PART=PART,
         SINGLE=parts == 1,
-        REQUESTS=triton.next_power_of_2(requests),
         BM=block,
         BN=(32 if wide else 64) // (2 if full else 1),
         BD=max(16, triton.next_power_of_2(size)),
@@ -149,4 +168,3 @@ def seam_attention(plan: Plan) -> Tensor:
         rows = tokens * heads
         constants = {"DV": value_size, "BM": 16, "BDV": triton.next_power_of_2(value_size)}
         join_kernel[(triton.cdiv(rows, 16),)](partial, sums, out, rows, parts, **constants)
-    return out
