@@ -103,7 +103,8 @@ def test_a_jump_over_what_was_run_is_as_good_as_running_it(family: str, budget: 
     pools = Pools(torch.zeros(3, 40, WINDOW), torch.zeros(3, HEADS, SIZE, SIZE))
     made = prompt(ranges, total)
     for one in passes(made, index, total, Limits(budget, budget)):
-        batch = build([one.start], [one.end - one.start], [Composed(0, one, made.ids, 1, 0)], total, WINDOW, CPU)
+        composed = Composed(0, one, made.ids, torch.tensor(1), 0)
+        batch = build([one.start], [one.end - one.start], [composed], total, WINDOW, CPU)
         at = places(batch, one)
         run = linear(batch, None)
         y = run._run(kept.layers[0], pools, *(None if x is None else x[at] for x in values))  # type: ignore[arg-type]
@@ -135,7 +136,7 @@ def test_states_inside_rows_are_saved(family: str) -> None:
     made.commit(index)
     wanted = [64, 300, 400]
     checkpoints = tuple(Checkpoint(at, at, torch.tensor([2 + n])) for n, at in enumerate(wanted))
-    batch = build([0], [total], [Composed(0, one, made.ids, 1, 0, checkpoints)], total, WINDOW, CPU)
+    batch = build([0], [total], [Composed(0, one, made.ids, torch.tensor(1), 0, checkpoints)], total, WINDOW, CPU)
     assert batch.saves is not None
     slots = torch.cat([checkpoint.slot for checkpoint in batch.saves.checkpoints])
     pools = Pools(torch.zeros(6, 40, WINDOW), torch.zeros(6, HEADS, SIZE, SIZE))
@@ -166,7 +167,7 @@ def test_a_batch_runs_every_token_once_and_copies_the_others(seed: int) -> None:
         lengths.append(total)
         seen.append((row, one, made))
         if one.composed:
-            composed.append(Composed(row, one, made.ids, row + 1, row))
+            composed.append(Composed(row, one, made.ids, torch.tensor(row + 1), row))
     if not composed:
         return
     batch = build(prefixes, lengths, composed, 4096, WINDOW, CPU)

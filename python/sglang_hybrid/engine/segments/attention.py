@@ -21,7 +21,7 @@ class AttentionPass:
 
     `layers` are they by SGLang's numbers, `pool` its KV of them, and `kept` that of entries, layer by layer.
     `stream_slots` are the slots of SGLang's own stream; `frequencies` what keys turn by per position, with whether
-    their pairs are interleaved, None for a model that rotates none.
+    their pairs are interleaved, None for a model that rotates none. They are on the device: a pass waits for nothing.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class AttentionPass:
         self._pages = table.flatten()[batch.attended.cells].long()
         self._own_slots = stream_slots[batch.take[batch.attended.tokens]].long()
         self._still = frequencies is None
-        angles, self._interleaved = frequencies or (torch.zeros(1, dtype=torch.float64), False)
-        self._frequencies = angles.to(stream_slots.device)
+        nothing = torch.zeros(1, dtype=torch.float64, device=stream_slots.device)
+        self._frequencies, self._interleaved = frequencies or (nothing, False)
 
     def copy_early(self) -> None:
         """Copy what is there before the pass, for all layers at once."""

@@ -19,12 +19,13 @@ from sglang_hybrid.segment.passes import Pass
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A composed request: its `row` in the batch, its pass and ids, its slot of states, and what it checkpoints."""
+    """A composed request: its `row` in the batch, its pass and ids, its slot of states, which only the device knows,
+    and what it checkpoints."""
 
     row: int
     made: Pass
     ids: Sequence[int]
-    state: int
+    state: Tensor
     table: int
     checkpoints: tuple[Checkpoint, ...] = ()
 
@@ -124,7 +125,7 @@ class Saves:
 class PassBatch:
     """One batch. `take` [tokens] indexes SGLang's stream with the ids `extra` behind it; `lengths` are by request.
 
-    `plain` are the tokens of requests that are not composed, `plain_rows` these requests.
+    `plain` are the tokens of requests that are not composed, `plain_rows` these requests, `plain_at` on the device.
     """
 
     take: Tensor
@@ -133,6 +134,7 @@ class PassBatch:
     lengths: list[int]
     plain: Tensor
     plain_rows: list[int]
+    plain_at: Tensor
     linear: Linear
     attended: Attended
     early: Moves | None

@@ -60,6 +60,7 @@ def build(
     if len(cache.conv) != 1:
         raise ConfigError(f"segments need one convolution window a layer: {len(cache.conv)}")
     frequencies, window = rope.frequencies(runner.model), forward.windows(runner.attn_backend, cache.conv[0])
+    frequencies = None if frequencies is None else (frequencies[0].to(keys.device), frequencies[1])
     latent = bool(getattr(kv, "use_mla", False))
     if latent:
         check_latent(type(runner.attn_backend.full_attn_backend).__name__, frequencies)

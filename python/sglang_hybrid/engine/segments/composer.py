@@ -156,10 +156,10 @@ class Composer:
         for row, req in enumerate(batch.reqs):
             record = tracked(req)
             if record.composed is not None:
-                slot = int(req.kv.mamba_pool_idx)
                 checkpoints = tuple(c for c in record.planned if c.slot is not None)
                 ids = req.full_untruncated_fill_ids
-                found.append(Composed(row, record.composed, ids, slot, int(req.kv.req_pool_idx), checkpoints))
+                state, table = req.kv.mamba_pool_idx, int(req.kv.req_pool_idx)
+                found.append(Composed(row, record.composed, ids, state, table, checkpoints))
         return found
 
     def operators(self, making: Making | None) -> Operators | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cache.requests import Checkpoint
+from sglang_hybrid.engine.pools import copies
 from sglang_hybrid.engine.segments.batch import Attended, Composed, Linear, Making, Moves, PassBatch, Saves
 from sglang_hybrid.segment.index import Entry
 from sglang_hybrid.segment.passes import Row
@@ -32,17 +33,18 @@ class _Numbers:
         return slice(start, start + len(self._parts[-1]))
 
     def send(self, device: torch.device) -> Tensor:
-        host = torch.from_numpy(np.concatenate(self._parts))
-        if device.type != "cuda":
-            return host.to(device)
-        return host.pin_memory().to(device, non_blocking=True)
+        return copies.send(np.concatenate(self._parts), device)
 
 
 @dataclass(slots=True)
 class _Draft:
-    """Lists that the requests of a batch are entered into, one after the other; names as in the classes above."""
+    """Lists that the requests of a batch are entered into, one after the other; names as in the classes of `batch`.
+
+    Slots of states are numbers of `held`, where the device finds them.
+    """
 
     begins: list[int]
+    held: list[Tensor] = field(default_factory=list)
     take: list[int] = field(default_factory=list)
     extra: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -66,7 +68,7 @@ class _Draft:
     cell_counts: list[int] = field(default_factory=list)
     cold: list[tuple[Entry, int, int, int, int]] = field(default_factory=list)  # first place, tokens, head, interior
     inside: list[tuple[int, int, Checkpoint]] = field(default_factory=list)  # row behind it, own token behind it
-    finals: list[tuple[int, Checkpoint]] = field(default_factory=list)  # slot
+    finals: list[tuple[int, Checkpoint]] = field(default_factory=list)
     moves: dict[bool, list[tuple[Entry, int, int, int, int]]] = field(default_factory=lambda: {False: [], True: []})
 
     def add_plain(self, row: int, prefix: int, length: int) -> None:
@@ -78,7 +80,8 @@ class _Draft:
         self.lengths.append(length)
 
     def add(self, each: Composed, prefix: int, context: int, window: int, fresh: set[int]) -> None:
-        made, begin = each.made, self.begins[each.row] - each.made.start
+        made, begin, state = each.made, self.begins[each.row] - each.made.start, len(self.held)
+        self.held.append(each.state.view(1).long())
         before = len(self.take)
         for cold in made.cold:
             low, high = cold.interior
@@ -89,15 +92,15 @@ class _Draft:
         at = {checkpoint.position: checkpoint for checkpoint in each.checkpoints}
         first_row = len(self.rows)
         for row in made.rows:
-            self._row(row, begin, each.state if len(self.rows) == first_row and prefix else -1, at, window)
+            self._row(row, begin, state if len(self.rows) == first_row and prefix else -1, at, window)
         if made.pending is None and made.end in at:
-            self.finals.append((each.state, at[made.end]))
+            self.finals.append((state, at[made.end]))
         self.own_bounds.append(len(self.own))
         self.row_ends.append(len(self.rows))
-        self.states.append(each.state)
+        self.states.append(state)
         if made.rows:  # else it only makes a segment
             self.last.append(len(self.wide) - 1)
-            self.last_states.append(each.state)
+            self.last_states.append(state)
         self.cells.append(np.arange(each.table * context, each.table * context + made.end))
         self.cell_counts.append(made.end)
         for copy in made.copies:
@@ -168,6 +171,7 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
         "positions": add(draft.positions),
         "extra": add(draft.extra),
         "plain": add(draft.plain),
+        "plain_at": add(draft.plain_rows),
         "linear": add([*draft.own, *cold_places]),
         "bounds": add(bounds),
         "of_request": add([0, *draft.row_ends, *range(own_rows + 1, own_rows + made + 1)]),
@@ -198,6 +202,8 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
     moved = {late: _moved(numbers, draft.moves[late]) for late in (False, True)}
     sent = numbers.send(device)
     at = {name: sent[where] for name, where in parts.items()}
+    held = torch.cat([*draft.held, sent.new_full((1,), -1)])  # the last one is that of -1
+    at |= {name: held[at[name]] for name in ("states", "after", "last_states", "finals")}
     linear = Linear(
         chunk, at["linear"], at["bounds"], bounds, at["of_request"], at["states"], at["jump"], at["wide"], wide,
         at["behind"], at["after"], at["last"], at["last_states"],
@@ -221,7 +227,8 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
         )  # fmt: skip
     windows = at["windows"].view(len(draft.inside), window)
     return PassBatch(
-        at["take"], at["extra"], at["positions"], draft.lengths, at["plain"], draft.plain_rows, linear, attended,
+        at["take"], at["extra"], at["positions"], draft.lengths, at["plain"], draft.plain_rows, at["plain_at"], linear,
+        attended,
         *(None if where is None else Moves(*(sent[part] for part in where)) for where in (moved[False], moved[True])),
         making,
         Saves(at["chunks"], windows, at["finals"], kept) if kept else None,

@@ -141,8 +141,7 @@ def plan(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
 
 def plain(forward_batch: Any, batch: PassBatch, runner: Any) -> Any:
     """`forward_batch` as if it had its plain requests only."""
-    rows, tokens = torch.tensor(batch.plain_rows), batch.plain
-    there = rows.to(forward_batch.seq_lens.device)
+    rows, there, tokens = torch.tensor(batch.plain_rows), batch.plain_at, batch.plain
     found = copy.copy(forward_batch)
     found.batch_size = len(batch.plain_rows)
     for name in _BY_REQUEST:

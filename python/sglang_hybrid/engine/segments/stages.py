@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu.gdn import LEAST_DECAY, SPAN, chunk_products
+from sglang_hybrid.engine.pools import copies
 
 _ELEMENTS = 1 << 26
 """Of the temporary that decays by channel need, which has SPAN numbers for every channel of every token."""
@@ -45,7 +46,7 @@ class Chunks:
         ]
         places = np.array(starts, np.int64)[:, None] + np.arange(self.size)
         places[places >= np.array(ends, np.int64)[:, None]] = self.bounds[-1]
-        return torch.from_numpy(places).to(self.device)
+        return copies.send(places.ravel(), self.device).view(places.shape)
 
     @cached_property
     def _place(self) -> Tensor:
