@@ -12,7 +12,7 @@ from sglang_hybrid.engine.cpu.attention import rows
 from sglang_hybrid.engine.segments.batch import Moves, PassBatch
 from sglang_hybrid.engine.segments.store import Planes
 
-_WIDEST = 256
+WIDEST = 256
 """Numbers of a head that `seam_attention` takes on a GPU; latents of published models have 576."""
 
 
@@ -61,8 +61,7 @@ class AttentionPass:
         number, pool = self._layers[layer.layer_id], self._pool.get_kv_buffer(layer.layer_id)
         attended, making = self.batch.attended, self.batch.making
         heads, key_heads = layer.tp_q_head_num, layer.tp_k_head_num
-        window = layer.sliding_window_size
-        options = {"scale": layer.scaling, "window": None if window is None or window < 0 else window + 1}
+        options = {"scale": layer.scaling, "window": seen(layer)}
         found = []
         if making is not None:
             cold_q = q[making.tokens].reshape(-1, heads, layer.qk_head_dim)
@@ -101,7 +100,7 @@ class AttentionPass:
         options: dict[str, Any],
     ) -> Tensor:
         """Of tokens at any positions, over what lies in `pages` of their text; on a CPU, and of latents, row by row."""
-        if (q.device.type == "cpu" or q.shape[-1] > _WIDEST) and options["window"] is None:
+        if is_by_row(q, options["window"]):
             return rows(q, *pool, pages, by_row, options["scale"])
         from sglang_hybrid_kernels.seam_attention import seam_attention
 
@@ -132,3 +131,14 @@ class AttentionPass:
             self._frequencies, source_v=from_values, destination_v=to_values, interleaved=self._interleaved,
             check_slots=False,
         )  # fmt: skip
+
+
+def seen(layer: Any) -> int | None:
+    """How many keys a query of SGLang's attention `layer` sees, None for all."""
+    window = layer.sliding_window_size
+    return None if window is None or window < 0 else int(window) + 1
+
+
+def is_by_row(q: Tensor, window: int | None) -> bool:
+    """Whether attention of `q` is left to PyTorch, row by row."""
+    return window is None and (q.device.type == "cpu" or q.shape[-1] > WIDEST)

@@ -20,6 +20,7 @@ from sglang_hybrid.engine.segments.composer import Composer, Served
 from sglang_hybrid.engine.segments.exchange import Exchange
 from sglang_hybrid.engine.segments.settling import Settling
 from sglang_hybrid.engine.segments.store import Shapes, Store
+from sglang_hybrid.engine.segments.warm import warm
 from sglang_hybrid.engine.speculation import drafts
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
@@ -88,6 +89,8 @@ def build(
         most=schedule.most_tokens(args.chunked_prefill_size),
         mode=config.segment_mode,
     )
+    by_channel = prefill_states.is_by_channel(prefill_states.linear_backend(runner))
+    warm(store, runner.model, kv, attention, cache.temporal[0], by_channel, frequencies)
     cache_forward.mixing = forward.mix
     state_bytes = store.state_bytes if elastic is None else store.block_bytes
     costs = Costs(spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes)

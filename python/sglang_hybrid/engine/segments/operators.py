@@ -45,13 +45,13 @@ class Operators:
         if self._adds:
             transition[:] = 1 if transition.dim() == 2 else torch.eye(keys, device=k.device)
             vanishing[:] = False
-        _keep(end_state, self._each, layer.end_state, layer.end_state_scale, making.blocks)
+        keep(end_state, self._each, layer.end_state, layer.end_state_scale, making.blocks)
         if layer.transition_rows is None:
             layer.transition[making.blocks] = transition
         else:
             rows = self._rows(~vanishing)
             layer.transition_rows[making.blocks] = rows
-            _keep(transition.flatten(0, 1), self._each_head, layer.transition, layer.transition_scale, rows.flatten())
+            keep(transition.flatten(0, 1), self._each_head, layer.transition, layer.transition_scale, rows.flatten())
         self._layers -= 1
         if not self._layers:
             self._made(self._stay)
@@ -64,7 +64,7 @@ class Operators:
         return rows
 
 
-def _keep(made: Tensor, each: Tensor, stored: Tensor, scale: Tensor | None, slots: Tensor) -> None:
+def keep(made: Tensor, each: Tensor, stored: Tensor, scale: Tensor | None, slots: Tensor) -> None:
     """Round made[each] into `slots` of `stored`, with a `scale` [..., K] of its columns if that has eight bits."""
     from sglang_hybrid_kernels.copy_slots import copy_slots
 
