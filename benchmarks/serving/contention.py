@@ -3,8 +3,8 @@
     python -m benchmarks.serving.contention [--preset gdn] [--workload chat ...] [--seed 21]
 
 Four workloads of several sessions that take turns; each server gets the same prompts in the same order, one at a time,
-and turns alternate between servers, so that the ratios are paired. `predicted` is the simulator's hit rate for the same
-prompts, positions on the same grid, with the states the server has for its cache; `unbounded` that of endless memory.
+and turns alternate between servers, so that the ratios are paired. `predicted` is the hit rate of a simulated server of
+the same sizes for the same prompts; `unbounded` that of one with endless memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from benchmarks.serving.servers import Client, Command, hybrid, stock, words
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
-from sglang_hybrid.sim import open_cache
+from sglang_hybrid.sim.server import Shape, SimulatedServer
 
 GRID = 64
 RUNNING = 4
@@ -34,8 +33,9 @@ SIZES = {"chat": (28, 250_000), "agents": (26, 250_000), "fewshot": (28, 250_000
 """Workload -> state slots, tokens of KV."""
 SESSIONS = {"chat": 40, "agents": 28, "fewshot": 1000, "rag": 400}
 """So many that what nobody has seen before is not what the p95 is about, as far as that goes."""
-HELD = 4
-"""States that the one request under way has itself: its own, two of the extra buffer, a checkpoint in the making."""
+CHUNK = 2048
+"""SGLang's `--chunked-prefill-size` on a CPU."""
+ENDLESS = 1 << 24
 
 Prompt = list[int]
 
@@ -112,29 +112,38 @@ def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, 
     return rows
 
 
-def predicted(spec: ModelSpec, rows: list[dict[str, Any]], states: int | None) -> tuple[float, float]:
-    """The simulator's hit rate on the same requests with room for `states` checkpoints (None: endless memory), and the
-    p95 of the tokens a request computes.
+def replies(workload: str, seed: int) -> list[tuple[np.ndarray, int]]:
+    """What every request of `run` ends as, and the length of its prompt; replies are drawn, which decides no hit."""
+    rng, made = random.Random(seed), []
+    for session in turns(workload, seed):
+        output = words(rng, session.reply)
+        made.append((np.array(session.prompt + output, np.int32), len(session.prompt)))
+        session.done = not session.answer(output)
+    return made
 
-    A server's two pools do not lend to each other, so KV, of which these workloads have enough, is free here.
-    """
-    scarce = replace(spec, kv_bytes_per_token=0)
-    cache = open_cache("forecast", spec.checkpoint_bytes * (states or 1 << 20), scarce)
+
+def endless(spec: ModelSpec) -> SimulatedServer:
+    """One that forgets nothing."""
+    return SimulatedServer(spec, Shape(ENDLESS, ENDLESS, GRID, chunk_tokens=CHUNK))
+
+
+def predicted(server: SimulatedServer, workload: str, seed: int) -> tuple[float, float]:
+    """Hit rate of a simulated server for the requests of `run`, and the p95 of the tokens that one computes."""
     hits, asked = [], []
-    for now, row in enumerate(row for row in rows if "tokens" in row):
-        tokens, n_input = row["tokens"], row["prompt_tokens"]
-        hits.append(cache.lookup(tokens[:n_input], float(now)) // GRID * GRID)
+    for now, (tokens, n_input) in enumerate(replies(workload, seed)):
+        hits.append(server.lookup(tokens[:n_input], float(now)))
         asked.append(n_input)
-        cache.commit(tokens, n_input, float(now))
+        server.commit(tokens, n_input, float(now))
     return sum(hits) / sum(asked), float(np.quantile(np.array(asked) - hits, 0.95))
 
 
-def distinct_tokens(rows: list[dict[str, Any]]) -> int:
-    """Tokens of KV that would hold all of the workload."""
-    cache = open_cache("lru", 1 << 60, ModelSpec("tokens", 1, 0, 1.0, 0.0))
-    for now, row in enumerate(row for row in rows if "tokens" in row):
-        cache.commit(row["tokens"], row["prompt_tokens"], float(now))
-    return cache.used_bytes()
+def simulated(workload: str, seed: int, spec: ModelSpec) -> dict[str, float]:
+    """What the simulator says of ours, of its size and with endless memory."""
+    result = {}
+    ours = SimulatedServer(spec, Shape(*SIZES[workload], GRID, chunk_tokens=CHUNK))
+    for name, server in (("predicted", ours), ("unbounded", endless(spec))):
+        result[f"{name}_hit_rate"], result[f"{name}_computed_p95"] = predicted(server, workload, seed)
+    return result
 
 
 def summary(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
@@ -196,12 +205,9 @@ def measure(workload: str, preset: str, seed: int) -> dict[str, Any]:
 def digest(workload: str, seed: int, rows: list[dict[str, Any]], spec: ModelSpec) -> dict[str, Any]:
     """What `run` says of the servers, one beside the other, and what the simulator predicts."""
     states, tokens = SIZES[workload]
-    if distinct_tokens(rows) > tokens:
-        raise SystemExit(f"KV is short too, which the prediction does not model: {distinct_tokens(rows)} tokens")
     names = list(dict.fromkeys(row["server"] for row in sorted(rows, key=lambda row: row["server"])))
     result: dict[str, Any] = {name: summary(rows, name) for name in names}
-    result["predicted_hit_rate"], result["predicted_computed_p95"] = predicted(spec, rows, states - HELD)
-    result["unbounded_hit_rate"], result["unbounded_computed_p95"] = predicted(spec, rows, None)
+    result |= simulated(workload, seed, spec)
     for other in names[1:]:
         result[f"ttft_p50_to_{other}"] = ratio(rows, other, 0.5)
         result[f"ttft_p95_to_{other}"] = ratio(rows, other, 0.95)

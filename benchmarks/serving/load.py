@@ -25,7 +25,6 @@ from benchmarks.serving.contention import SIZES, started
 from benchmarks.serving.servers import Client
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.demo import model
-from sglang_hybrid.sim import open_cache
 
 Row = dict[str, Any]
 CLIENTS = 16
@@ -61,7 +60,7 @@ def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
 
 def ideal(rows: list[Row], starts: np.ndarray, line: tuple[float, float], spec: ModelSpec) -> list[float]:
     """Times to the first token where nothing is forgotten; `line`: seconds per token computed, and per request."""
-    cache, free, times = open_cache("forecast", 1 << 60, spec), 0.0, []
+    cache, free, times = contention.endless(spec), 0.0, []
     for row, start in zip(rows, starts.tolist(), strict=True):
         tokens, n_input = row["tokens"], row["prompt_tokens"]
         computed = n_input - cache.lookup(tokens[:n_input], start)
