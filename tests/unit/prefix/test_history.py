@@ -5,7 +5,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, PRIORS
-from sglang_hybrid.prefix.reuse.history import PATH_MARKS, History
+from sglang_hybrid.prefix.reuse.history import AGED, PATH_MARKS, STRIDE, History
 from sglang_hybrid.prefix.reuse.table import BINS, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.mark import Kind
 from sglang_hybrid.prefix.tree.tokens import Tokens
@@ -105,6 +105,26 @@ def test_unused_marks_are_counted_as_they_age() -> None:
     assert passed[0] == 1
     assert min(passed[: age_bin(100.0) // 2 * 2]) == 1
     assert max(passed[age_bin(100.0) :]) == 0
+
+
+def test_what_aged_in_an_idle_night_is_counted_once_and_not_by_one_request() -> None:
+    history, others = fresh(), 2 * AGED
+    used = history.observe(text(0, 20), 20, 0.0).tip
+    for n in range(others):
+        history.observe(np.array([n, 1, 2], np.int32) + 30_000, 3, 0.0)
+    passed = history.table.passed
+    morning = 1e6
+    history.observe(text(1, 20), 20, morning)
+    assert sum(passed) == AGED * STRIDE
+    history.observe(np.concatenate((text(0, 20), text(2, 20))), 40, morning)
+    assert used.hits == 1, "its age was counted for some bins, and is for the others by its use"
+    asked, before = 2, -1.0
+    while sum(passed) != before:
+        before, asked = sum(passed), asked + 1
+        history.observe(text(asked, 20), 20, morning)
+    stages = (BINS - 1) // STRIDE
+    assert sum(passed) == others * stages * STRIDE + BINS - 1
+    history.check()
 
 
 @pytest.mark.parametrize("bounds", [{"max_tokens": 0}, {"max_marks": 0}, {"max_tokens": -5}])

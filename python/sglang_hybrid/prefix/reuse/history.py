@@ -21,6 +21,7 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 
 PATH_MARKS = 128  # marks on the way of one prompt: every request along it looks at each
 STRIDE = 2  # age bins whose passing is counted at once
+AGED = 4096  # marks that one request ages at most, a millisecond: after an idle night all of a full history have aged
 
 
 class HistoryMatch(NamedTuple):
@@ -223,13 +224,14 @@ class History:
         self._stages[stage].append(mark)
 
     def _age(self, now: float) -> None:
-        """Count the marks that outlived another `STRIDE` age bins unused."""
-        last = len(self._stages) - 1
+        """Count the marks that outlived another `STRIDE` age bins unused, `AGED` at once: the others later."""
+        last, left = len(self._stages) - 1, AGED
         for stage in range(last):
             chain, end = self._stages[stage], (stage + 1) * STRIDE
             limit = now - EDGES_LIST[end]
             mark = chain.first
-            while mark is not None and mark.last_s <= limit:
+            while mark is not None and mark.last_s <= limit and left:
+                left -= 1
                 if mark.hint:
                     self.trust.passed(mark.hint, reuse_class(mark), end - STRIDE, end)
                 else:
@@ -242,7 +244,8 @@ class History:
 
     def _record_use(self, mark: Mark, now: float) -> None:
         at_bin = age_bin(now - mark.last_s)
-        counted = min(at_bin // STRIDE, len(self._stages) - 1) * STRIDE  # `_age` has counted these bins already
+        stage = mark.stage if mark.stage >= 0 else min(at_bin // STRIDE, len(self._stages) - 1)
+        counted = stage * STRIDE  # `_age` has counted these bins already
         if mark.hint:
             self.trust.used(mark.hint, reuse_class(mark), at_bin, counted)
         else:
