@@ -87,6 +87,19 @@ class SimulatedScheduler:
         self.admitted: list[str] = []
         self.counts: Counter[str] = Counter()
         self._told = 0
+        self._count_preemptions()
+
+    def _count_preemptions(self) -> None:
+        from sglang.srt.managers.schedule_policy import PrefillAdder
+
+        original = PrefillAdder.preempt_to_schedule
+
+        def counted(*given: Any) -> bool:
+            done = bool(original(*given))
+            self.counts["preempted"] += done
+            return done
+
+        PrefillAdder.preempt_to_schedule = counted
 
     def _connect(self) -> None:
         held = self.scheduler

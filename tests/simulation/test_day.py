@@ -55,6 +55,15 @@ def test_the_longest_prompt_that_is_accepted_is_served(models: Models, memory: t
 
 
 @SLOW
+def test_urgent_requests_take_the_place_of_others(models: Models) -> None:
+    """Who runs gives all of its memory to one that comes later, and begins anew behind it."""
+    urgent = ("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "0", *ROWS)
+    tiers = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back")
+    [result] = simulate(models("gdn"), 24, 2, (*ELASTIC, *tiers, *urgent), "--shapes", "long_answers")
+    assert result["outputs"]["preempted"] > 0
+
+
+@SLOW
 @pytest.mark.parametrize(("seed", "strategy"), [(17, "extra_buffer"), (18, "no_buffer")])
 def test_flashinfer_gives_back_states_behind_every_64_tokens(models: Models, seed: int, strategy: str) -> None:
     flags = (*SMALL, "--mamba-radix-cache-strategy", strategy, *ROWS)
