@@ -95,8 +95,9 @@ class FakeWorker:
         return web.json_response({"count": len(ids), "names": block_hashes(ids[:-1], asked["page_tokens"])})
 
     async def _any(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((request.raw_path, dict(request.headers), await request.read()))
         await asyncio.sleep(self.delay_s)
+        # From here to where it hangs nothing is awaited: a test that sees the request may change how the next ones go.
+        self.requests.append((request.raw_path, dict(request.headers), await request.read()))
         if self.behave == "hang":
             try:
                 await self.release.wait()
