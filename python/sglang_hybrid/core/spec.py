@@ -19,6 +19,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.families import read_architecture
 from sglang_hybrid.core.layers import Layer
 from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.quantized import asked_kv_dtype
 from sglang_hybrid.core.reading import load_mapping
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
@@ -200,8 +201,8 @@ def from_config(
     """The spec of a model from its Hugging Face configuration: a mapping, a config.json or a model folder.
 
     Dtypes default to what SGLang takes: KV in the model's dtype (float32 models are served in float16 unless told
-    otherwise), states in `mamba_ssm_dtype` or float32, convolution windows in bfloat16. Raises ConfigError naming the
-    key or the architecture that is wrong, missing or unsupported.
+    otherwise) or what a quantized checkpoint asks for, states in `mamba_ssm_dtype` or float32, convolution windows in
+    bfloat16. Raises ConfigError naming the key or the architecture that is wrong, missing or unsupported.
     """
     config = load_mapping(source)
     architecture = read_architecture(config)
@@ -213,7 +214,9 @@ def from_config(
         flops_per_token=0.0,
         flops_per_token_pair=0.0,
         chunk_tokens=architecture.chunk_tokens,
-        kv_dtype=kv_dtype or ("float16" if stored == "float32" else str(stored).removeprefix("torch.")),
+        kv_dtype=kv_dtype
+        or asked_kv_dtype(config, source)
+        or ("float16" if stored == "float32" else str(stored).removeprefix("torch.")),
         state_dtype=state_dtype or architecture.state_dtype,
         conv_dtype=conv_dtype or "bfloat16",
         layers=architecture.layers,

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.core.planner import Split, splits
+from sglang_hybrid.core.quantized import SCALED
 from sglang_hybrid.core.segments import STATE_DTYPES, segment_costs
 from sglang_hybrid.core.spec import DTYPE_BYTES, PRESETS, ModelSpec, describe
 
@@ -53,7 +54,9 @@ def _spec(name: str, args: argparse.Namespace) -> ModelSpec:
     spec = find_model(name)
     if args.dtype or args.kv_dtype or args.state_dtype:
         spec = spec.with_dtypes(
-            kv_dtype=args.kv_dtype or args.dtype, conv_dtype=args.dtype, state_dtype=args.state_dtype
+            kv_dtype=args.kv_dtype or (None if spec.kv_dtype == SCALED else args.dtype),
+            conv_dtype=args.dtype,
+            state_dtype=args.state_dtype,
         )
     return spec if args.tp == 1 else spec.per_rank(args.tp)
 
