@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -59,27 +61,41 @@ def _serve(arguments: list[str]) -> int:
 
 def _hand_over(arguments: list[str]) -> int:
     from sglang.launch_server import run_server
-    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.server_args import ServerArgs, prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
     announce_parent()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         children.copy_instead_of_spawn()
     _before_the_port_is_bound()
-    try:
+    with _refused_by_sglang():
         prepared = prepare_server_args(arguments)
         if hasattr(prepared, "resolve_once") and not any(getattr(prepared, key, False) for key in _GRPC):
             prepared.resolve_once()  # 0.5.17 has done so; for gRPC, SGLang changes the arguments before it does
-    except ConfigError:
-        raise
-    except (AssertionError, ValueError, NotImplementedError) as error:  # arguments that do not go together
-        raise ConfigError(f"SGLang refuses these arguments: {_said(error)}") from error
+    check = ServerArgs.check_server_args
+
+    def checked(self: ServerArgs) -> None:
+        with _refused_by_sglang():
+            check(self)
+
+    ServerArgs.check_server_args = checked  # once, and by SGLang: what it checks it may also change
     try:
         run_server(prepared)
     finally:
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
+
+
+@contextmanager
+def _refused_by_sglang() -> Iterator[None]:
+    """Arguments that do not go together end in ConfigError, whatever SGLang raises for them."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        raise ConfigError(f"SGLang refuses these arguments: {_said(error)}") from error
 
 
 def _said(error: Exception) -> str:

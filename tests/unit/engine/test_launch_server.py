@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -201,14 +202,21 @@ def test_another_cache_needs_the_stock_backend(
     assert "add --hybrid-backend stock" in refused(capsys, "--model-path", str(folder), *given)
 
 
-def test_what_sglang_refuses_is_one_line_too(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--page-size", "64", "--mamba-radix-cache-strategy", "no_buffer"), "no_buffer only supports page_size=1."),
+        (("--enable-priority-scheduling", "--schedule-policy", "lpm"), "'lpm' is not supported."),  # at launch
+    ],
+)
+def test_what_sglang_refuses_is_one_line_too(folder: Path, given: tuple[str, ...], said: str) -> None:
     """In a process of its own: by then SGLang has begun to set up this one."""
     command = [sys.executable, "-m", "sglang_hybrid.launch_server", "--model-path", str(folder)]
-    command += ["--port", str(free_port()), "--page-size", "64", "--mamba-radix-cache-strategy", "no_buffer"]
+    command += ["--port", str(free_port()), *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "error: SGLang refuses these arguments: no_buffer only supports page_size=1."
+    assert re.fullmatch(f"error: SGLang refuses these arguments: .*{re.escape(said)}", last)
 
 
 def test_a_request_log_must_be_writable_and_of_one_scheduler(
