@@ -83,9 +83,12 @@ class Cluster:
         return sum(each["events"]["batches"] for each in self.workers() if each["events"])
 
     def hear(self, before: int) -> None:
-        """Wait for the events of a prompt, of which there were `before` batches."""
+        """Wait for the events of a prompt, of which there were `before` batches, until no more of them come."""
         assert eventually(lambda: self.batches() > before), self.workers()
-        time.sleep(0.3)  # for the last of them
+        heard = -1
+        while heard != (now := self.batches()):
+            heard = now
+            time.sleep(0.5)
 
     def servers(self) -> dict[int, int]:
         """Process ids of the servers by their ports."""

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -68,13 +67,13 @@ def test_answers_are_those_of_one_server(made: Cluster, alone: Client, reference
 def test_a_second_turn_hits_the_cache_of_the_server_that_prefills(made: Cluster, alone: Client) -> None:
     prompt, hits = words(random.Random(3), 300), []
     for _ in range(3):
-        told = made.number("foretold_tokens_total")
+        told, before = made.number("foretold_tokens_total"), made.batches()
         answer, hit = generate(made, prompt, 20)
         assert answer == alone.generate(prompt, 20)[0]
         assert hit == made.number("foretold_tokens_total") - told
         hits.append(hit)
         prompt = [*prompt, *answer, *words(random.Random(len(prompt)), 90)]
-        time.sleep(0.5)  # for the events
+        made.hear(before)
     assert hits[0] == 0 < hits[1] < hits[2]
 
 
@@ -98,9 +97,10 @@ def test_every_endpoint_is_handed_over_and_tells_of_the_other_servers_cache(made
     rng = random.Random(endpoint)
     model = made.ask("/v1/models")["data"][0]["id"]
     body = body_of(endpoint, text(rng, 60), text(rng, 10), model)
+    before = made.batches()
     first = made.ask(endpoint, body)
     assert cached(first) == 0
-    time.sleep(0.5)
+    made.hear(before)
     second = made.ask(endpoint, body)
     assert cached(second) > 0
     assert "data: " in made.ask(endpoint, {**body, "stream": True})
