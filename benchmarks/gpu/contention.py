@@ -31,8 +31,8 @@ import numpy as np
 from benchmarks.gpu.load import Client, quantile, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo.tokenizer import save_tokenizer
-from sglang_hybrid.sim.server import Shape as Pools
 from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape as Pools
 
 STATES, KV_TOKENS, RUNNING = 64, 600_000, 16
 HELD = 16

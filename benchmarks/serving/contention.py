@@ -25,7 +25,8 @@ from benchmarks.serving.servers import Client, Command, hybrid, stock, words
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 GRID = 64
 RUNNING = 4

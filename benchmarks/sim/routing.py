@@ -28,7 +28,7 @@ from benchmarks.sim.tables import result
 from sglang_hybrid.routing.index import Reach
 from sglang_hybrid.routing.policies import Offer, Prompt, RestartPoints, Row
 from sglang_hybrid.sim.fleet import Failure, Fleet, FleetShape
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.shape import Shape
 
 SERVERS = dict.fromkeys(LOADS, (2, 4, 16, 64)) | {"documents": (4, 16), "fan-outs": (4, 16), "nothing shared": (16,)}
 LAG_S = 0.05

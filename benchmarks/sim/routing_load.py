@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.sim.fleet import FleetShape, Turn, sessions
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.trace import TraceRequest, make_trace
 from sglang_hybrid.sim.workloads.draw import Lengths, text, turns, zipf_choice
 

@@ -11,7 +11,8 @@ from sglang_hybrid.prefix.policies import POLICIES, served
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.elastic import ElasticServer
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 MODEL = ModelSpec("hybrid", 2, 30, 1.0, 0.001)
 SHAPES = {

@@ -116,6 +116,16 @@ def pass_end(req: Any) -> int:
     return int(req.extend_end if hasattr(req, "extend_end") else req.extend_range.end)  # until 0.5.22
 
 
+def pass_states(lazy: bool) -> int:
+    """Free state slots that are wanted for each request of a pass, 0 for as many as it takes."""
+    if at_least("0.5.23"):
+        return 0
+    from sglang.srt.mem_cache.common import MAMBA_STATE_PER_REQ_PREFIX_CACHE as WHOLE
+    from sglang.srt.mem_cache.common import MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY as LAZY
+
+    return int(LAZY if lazy else WHOLE)
+
+
 def matched_tokens(result: Any) -> int:
     """Tokens of a match of the prefix tree that are on the device."""
     return int(result.device_prefix_len if hasattr(result, "device_prefix_len") else len(result.device_indices))

@@ -142,8 +142,8 @@ _COSTS = (
 COSTS = tuple(field.name for field in _COSTS)
 """What of a ModelSpec decides anything."""
 
-SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens", "page")
-"""What a simulated server is made from (`sim.server.Shape`): all 0 where it cannot be, the first two with a budget."""
+SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens", "page", "pass_states")
+"""What a simulated server is made from (`sim.shape.Shape`): all 0 where it cannot be, the first two with a budget."""
 
 BUDGET = ("budget_bytes", "granule_bytes", "kv_row_bytes", "kv_planes", "state_bytes", "request_states")
 """What elastic memory is made from (`memory.sizing`); all 0 where there are two pools of fixed size."""

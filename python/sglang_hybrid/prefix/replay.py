@@ -19,6 +19,9 @@ from sglang_hybrid.prefix.request_log import READABLE, VERSION
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens
 
+_PASS_STATES = 3
+"""Slots that SGLang wanted for each request of a pass when logs did not say it."""
+
 
 @dataclass
 class Replayed:
@@ -91,6 +94,8 @@ def _first(path: Path, raw: bytes) -> dict[str, Any]:
     """The settings in the first line."""
     match parsed(raw) if raw else None:
         case [int(version), dict() as settings] if version in READABLE:
+            if version < VERSION:
+                settings.setdefault("pass_states", _PASS_STATES)
             check_settings(settings)
             return settings
     raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")

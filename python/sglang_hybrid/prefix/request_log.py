@@ -48,9 +48,9 @@ from sglang_hybrid.prefix.tree.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-VERSION = 8
-READABLE = (7, VERSION)
-"""Versions that are read: 7 lacks segments."""
+VERSION = 9
+READABLE = (7, 8, VERSION)
+"""Versions that are read: 7 lacks segments, and both lack `pass_states`."""
 _BLOCK = 4096  # bytes: more than any file has room for on a full disk
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -4,7 +4,8 @@ from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, ModelSpec, preset
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.sim.bootstrap import PAPER, MarconiCache
 from sglang_hybrid.sim.prefix_cache import PrefixCache
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 POOLS = "pools:"
 """`pools:forecast` is a server's two pools of fixed size under that policy, without a prefix one budget of bytes."""

@@ -21,7 +21,8 @@ from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.ownership import Ownership
 from sglang_hybrid.sim.running import Running
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 _POOLS: dict[tuple[str, ...], PoolKind] = {(KV,): PoolKind.KV, (STATE,): PoolKind.STATES}
 

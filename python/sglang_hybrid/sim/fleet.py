@@ -16,7 +16,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.routing import policies
 from sglang_hybrid.routing.index import NOTHING, RestartIndex, block_hashes
-from sglang_hybrid.sim.server import SLOTS_PER_PASS, Shape
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.telling import Event, TellingServer
 from sglang_hybrid.sim.trace import Trace, TraceRequest
 
@@ -133,7 +133,7 @@ class Fleet:
         self.now = 0.0
         self._policy = row.make(lambda: self.now)
         # As many as have slots for their states; SGLang keeps some for a pass.
-        self._most_running = max(1, (shape.shape.states - SLOTS_PER_PASS - 1) // (1 + shape.shape.buffers))
+        self._most_running = max(1, (shape.shape.states - shape.shape.wanted_states - 1) // (1 + shape.shape.buffers))
         self._row = row
         self.index = RestartIndex(shape.shape.grid)
         self.served: list[Served] = []

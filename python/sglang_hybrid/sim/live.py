@@ -16,7 +16,8 @@ from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.elastic import ElasticServer
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 
 @dataclass
@@ -80,7 +81,7 @@ def simulate(path: Path, policy: str = "", states: int = 0, kv_tokens: int = 0, 
             )
     else:
         states, kv_tokens = sizing.states, sizing.tokens
-    rest = {name: int(settings[name]) for name in ("chunk_tokens", "buffers", "track_tokens")}
+    rest = {name: int(settings[name]) for name in ("chunk_tokens", "buffers", "track_tokens", "pass_states")}
     step, page = max(1, settings["step"]), max(1, settings["page"])
     shape = Shape(states, kv_tokens, settings["grid"], step, page=page, **rest)
     server = _Timed(costs, shape, name) if sizing is None else _Elastic(costs, shape, sizing, name)

@@ -5,8 +5,6 @@ a step of decoding needs it. The decisions are those of the server. So one that 
 one after the other, serves the same hits (tests/engine/test_simulated_server.py).
 """
 
-from dataclasses import dataclass
-
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
@@ -21,45 +19,8 @@ from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.keys import Keys
 from sglang_hybrid.sim.running import Running
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.tree_cache import TreeCache
-
-SLOTS_PER_PASS = 3
-"""Free slots that SGLang wants for each request of a pass: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a server has: `states` slots and `kv_tokens` of KV.
-
-    `grid`: tokens between positions that can be resumed from. `step`: tokens between the states of a pass.
-    `chunk_tokens`: of a prefill (0: all at once). `buffers`: slots of a running request beside its working state, with
-    which the state at the prompt's end is saved (SGLang's extra_buffer; 0 is no_buffer). `track_tokens`: with buffers,
-    decoding saves a state every so many tokens. `page`: tokens of KV that are held, matched and evicted as one.
-    """
-
-    states: int
-    kv_tokens: int
-    grid: int = 64
-    step: int = 1
-    chunk_tokens: int = 0
-    buffers: int = 1
-    track_tokens: int = 256
-    page: int = 1
-
-    def __post_init__(self) -> None:
-        if self.states <= SLOTS_PER_PASS:
-            raise ConfigError(f"a pass takes {SLOTS_PER_PASS} slots, give the server more: {self.states}")
-        if self.kv_tokens <= 0 or self.grid <= 0 or self.step <= 0:
-            raise ConfigError(f"KV, grid and step count tokens: {self.kv_tokens}, {self.grid}, {self.step}")
-        if self.page < 1 or self.grid % self.page or self.chunk_tokens % self.page or self.kv_tokens < self.page:
-            raise ConfigError(
-                f"give pages that fit in the KV and divide the grid of {self.grid} and chunks of {self.chunk_tokens} "
-                f"tokens: {self.page}"
-            )
-
-    def paged(self, tokens: int) -> int:
-        """`tokens`, rounded up to whole pages."""
-        return -(-tokens // self.page) * self.page
 
 
 class SimulatedServer(TreeCache):
@@ -101,7 +62,8 @@ class SimulatedServer(TreeCache):
         held = sum(run.own_tokens + (0 if run.held is None else run.held.end) for run in runs)
         promised = sum(max(0, paged(run.promised) - paged(run.computed)) for run in runs)
         slots = sum(run.slots for run in runs) + sum(run.copies for run in runs)
-        return held + promised + paged(tokens) <= self.shape.kv_tokens and slots + SLOTS_PER_PASS < self.shape.states
+        fits = held + promised + paged(tokens) <= self.shape.kv_tokens
+        return fits and slots + self.shape.wanted_states < self.shape.states
 
     def lookup(self, tokens: Tokens, now: float) -> int:
         """Tokens of the prompt `tokens` that could be skipped now; 0 for one that the server can never hold."""
@@ -332,8 +294,9 @@ class SimulatedServer(TreeCache):
 
     def _admit(self, run: Running, end: int, now: float) -> None:
         """Make and take memory for a pass of `run` up to `end`."""
-        self._states(SLOTS_PER_PASS, now)
-        self._take(run, 1 + self.shape.buffers - run.slots)
+        takes = 1 + self.shape.buffers - run.slots
+        self._states(self.shape.pass_states or takes, now)
+        self._take(run, takes)
         tokens, page = end - run.computed, self.shape.page
         more = self.shape.paged(end) - self.shape.paged(run.computed)
         self._tokens(tokens + (page if page > 1 else 0), now)  # SGLang asks for a page more than it takes

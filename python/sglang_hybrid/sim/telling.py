@@ -10,7 +10,8 @@ from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.node import Node
 from sglang_hybrid.routing.index import STATE_KIND
 from sglang_hybrid.sim.running import Running
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 
 Event = dict[str, Any]
 

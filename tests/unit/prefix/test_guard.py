@@ -19,7 +19,8 @@ from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import PrefixCache
-from sglang_hybrid.sim.server import SLOTS_PER_PASS, Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import SLOTS_PER_PASS, Shape
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
 SMALL = ModelSpec("small", kv_bytes_per_token=8, checkpoint_bytes=1000, flops_per_token=1e6, flops_per_token_pair=10)

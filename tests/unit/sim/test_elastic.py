@@ -15,7 +15,7 @@ from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.concurrent import serve
 from sglang_hybrid.sim.elastic import ElasticServer
 from sglang_hybrid.sim.live import simulate
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.workloads import parse
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=256, checkpoint_bytes=16_000, flops_per_token=1e6, flops_per_token_pair=10)

@@ -9,7 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.routing.policies import POLICIES
 from sglang_hybrid.sim.fleet import Failure, Fleet, FleetShape, Served, Turn, sessions
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.trace import make_request, make_trace
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)

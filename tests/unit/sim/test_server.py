@@ -11,7 +11,8 @@ from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.concurrent import serve
-from sglang_hybrid.sim.server import Shape, SimulatedServer
+from sglang_hybrid.sim.server import SimulatedServer
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.workloads import parse
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
@@ -86,6 +87,18 @@ def test_what_it_can_never_hold_is_refused() -> None:
     for more in ({"grid": 64, "page": 48}, {"grid": 64, "page": 0}, {"page": 64, "chunk_tokens": 100}):
         with pytest.raises(ConfigError, match="pages"):
             Shape(24, 1000, **more)
+
+
+def test_a_pass_wants_so_many_free_slots_or_those_that_it_takes() -> None:
+    left = {}
+    for wanted in (5, 3, 0):
+        found = server(states=12, grid=1, buffers=0, pass_states=wanted)
+        for number in range(30):
+            found.commit(text(number, 60), 50, float(number))
+        found.arrive("", text(40, 50), 40.0)
+        left[wanted] = found.tree.states
+    assert left[5] < left[3] < left[0]
+    assert (Shape(24, 1000, buffers=2).wanted_states, Shape(24, 1000, buffers=2, pass_states=0).wanted_states) == (3, 3)
 
 
 def test_kv_is_held_and_matched_in_whole_pages() -> None:

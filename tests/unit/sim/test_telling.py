@@ -11,7 +11,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.routing.index import STATE_KIND, RestartIndex, block_hashes
-from sglang_hybrid.sim.server import Shape
+from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.telling import TellingServer
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)

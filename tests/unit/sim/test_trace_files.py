@@ -12,7 +12,7 @@ import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.prefix.replay import read_log, replay
 from sglang_hybrid.prefix.request_log import VERSION, RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.sim.readers import azure, read_trace
@@ -169,12 +169,18 @@ def test_segments_of_a_request_log_have_names(tmp_path: Path) -> None:
     assert (replayed.requests, replayed.differences, replayed.complete) == (3, [], True)
 
 
-def test_a_log_of_the_version_before_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [7, 8])
+def test_a_log_of_a_version_before_is_read(version: int, tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     server_log(path)
-    path.write_bytes(b"[7" + path.read_bytes()[2:])
+    first, *rest = path.read_text().splitlines()
+    settings = json.loads(first)[1]
+    del settings["pass_states"]
+    path.write_text(lines(json.dumps([version, settings]), *map(json.loads, rest)))
     assert [r.segments for r in read_trace(path).requests] == [()] * 4
     assert replay(path).requests == 4
+    (_, settings), *_ = read_log(path)
+    assert settings["pass_states"] == 3
 
 
 def test_a_retracted_request_is_one_and_an_id_may_come_again(tmp_path: Path) -> None:

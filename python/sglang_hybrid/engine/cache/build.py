@@ -131,6 +131,7 @@ def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, in
         "buffers": int(pool.mamba_ping_pong_track_buffer_size) if buffered else 0,
         "track_tokens": int(args.mamba_track_interval or 0),
         "page": int(ctx.params.page_size),
+        "pass_states": compat.pass_states(lazy=bool(pool.enable_mamba_extra_buffer_lazy)),
     }
 
 

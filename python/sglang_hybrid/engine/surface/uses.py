@@ -100,6 +100,8 @@ USES: tuple[Use, ...] = (
     Use("srt.mem_cache.base_prefix_cache:EvictParams", IMPORT, "cache.memory pools.memory", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:InsertParams", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:zero_match_result", IMPORT, "cache.components", SCHEDULER),
+    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE", IMPORT, "compat", EVERY, before="0.5.23"),
+    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY", IMPORT, "compat", EVERY, before="0.5.23"),
     Use("srt.mem_cache.memory_pool:HybridReqToTokenPool", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MHATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MLATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),
