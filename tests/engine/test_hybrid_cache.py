@@ -63,6 +63,16 @@ def misses(answer: dict[str, Any]) -> dict[str, int]:
     return {key.removeprefix("miss_"): count for key, count in details.items() if key.startswith("miss_")}
 
 
+@pytest.mark.parametrize("length", [CHUNK + 2, 3 * CHUNK + 16, 3 * CHUNK + GRID])
+def test_the_same_prompt_again_hits_whatever_its_last_chunk_leaves(serve: Callable[..., Client], length: int) -> None:
+    """Its last state lies at the end of a chunk, and slots are not to spare."""
+    client, rng = serve("gdn", *STRATEGIES["extra_buffer"], "--max-mamba-cache-size", "24"), random.Random(length)
+    for _ in range(12):
+        prompt = words(rng, length)
+        first, again = client.generate(prompt), client.generate(prompt)
+        assert again == (first[0], deepest("extra_buffer", length))
+
+
 @pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("preset", ["gdn", "mamba2", "kda"])
 def test_branch_and_tail_of_one_prefill(

@@ -20,8 +20,10 @@ _WINDOW = 8  # more tokens than any convolution window of a model: a pass must c
 def reachable(wanted: int, start: int, end: int, grid: int, step: int) -> int | None:
     """The deepest position up to `wanted` at which a pass over [start, end) can save a state, None without one.
 
-    Requests resume at multiples of `grid`; the pass has states every `step` tokens, counted from where it begins.
+    Requests resume at multiples of `grid`; the pass has states every `step` tokens, counted from where it begins. The
+    last multiple before a prompt's end may lie in an earlier chunk of it, whose pass is the only one that can save it.
     """
+    wanted = wanted // grid * grid
     if not start < wanted <= end:
         return None
     if wanted == end and grid == 1:

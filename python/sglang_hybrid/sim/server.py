@@ -192,7 +192,8 @@ class SimulatedServer(TreeCache):
         """Insert what a pass computed: the state behind it, those that were planned, and the KV before them."""
         request, shape, planned = run.request, self.shape, run.planned
         assert request is not None
-        takes_end = (not planned or shape.buffers > 0) if last else self._has_spare()
+        behind = run.computed - max(planned, default=0)
+        takes_end = (not planned or shape.buffers > 0) if last else behind >= shape.grid and self._has_spare()
         made = (takes_end or self._stock) and self._states(1, now)
         at = run.tail if shape.buffers else run.computed
         if made and at:

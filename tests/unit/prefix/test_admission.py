@@ -1,5 +1,7 @@
 """Admission policies: at which positions of a request a state is saved."""
 
+from itertools import pairwise
+
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
@@ -76,3 +78,10 @@ def test_a_pass_saves_at_the_deepest_position_of_the_grid_that_its_kernels_have(
     assert reachable(301, 0, 300, grid=1, step=1) is None
     assert reachable(5, 0, 300, grid=1, step=1) is None, "shorter than a window of the convolution"
     assert reachable(10, 10, 300, grid=1, step=1) is None
+
+
+def test_of_a_prompt_in_chunks_the_pass_saves_that_has_the_last_position_of_the_grid() -> None:
+    for end, passes in ((400, [None, None, 384, None]), (448, [None, None, 384, None]), (500, [None, None, None, 448])):
+        chunks = pairwise([0, 128, 256, 384, end])
+        assert [reachable(end - 1, *chunk, grid=64, step=1) for chunk in chunks] == passes
+    assert reachable(499, 100, 200, grid=64, step=1) is None, "a later one can"

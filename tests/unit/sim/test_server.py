@@ -43,6 +43,17 @@ def test_the_second_turn_resumes_on_the_grid_and_without_buffers_at_the_end_of_t
         assert quiet(found)
 
 
+@pytest.mark.parametrize("tokens", [130, 400, 448])
+def test_the_same_prompt_again_is_served_whatever_its_last_chunk_leaves(tokens: int) -> None:
+    """The last position of the grid lies at the end of the chunk before, and slots are not to spare."""
+    found = server(states=24, chunk_tokens=128)
+    for number in range(40):
+        whole = text(number, tokens + 5)
+        found.commit(whole, tokens, float(number))
+        assert found.lookup(whole[:tokens], float(number)) == (tokens - 1) // 64 * 64
+    assert quiet(found)
+
+
 def test_one_at_a_time_it_serves_what_a_replay_does() -> None:
     trace, one, other = parse(TRACE), server(), server()
     hits = serve(trace, one, concurrency=1, tokens_per_s=1e9)

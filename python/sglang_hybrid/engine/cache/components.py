@@ -196,7 +196,8 @@ class HybridMamba(_Ordered, MambaComponent):
         plan.whole = not chunked
         if not chunked:
             coordinator.decisions.computed(req.rid)
-        takes_end = not record.pending and (not coordinator.admits or self._takes_end(chunked, bool(taken)))
+        behind = token_ids_len - max([0, *(checkpoint.position for checkpoint in taken)])
+        takes_end = not record.pending and (not coordinator.admits or self._takes_end(chunked, bool(taken), behind))
         if takes_end and coordinator.memory.ensure_states(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
@@ -211,15 +212,15 @@ class HybridMamba(_Ordered, MambaComponent):
         plan.mark = coordinator.decisions.planned_mark(record.request, deepest.wanted, coordinator.now(), False)
         return deepest.position
 
-    def _takes_end(self, chunked: bool, planned: bool) -> bool:
-        """Whether the state at the end of this pass is kept too.
+    def _takes_end(self, chunked: bool, planned: bool, behind: int) -> bool:
+        """Whether the state at the end of this pass, `behind` tokens after the last that was planned, is kept too.
 
-        The end of a chunk is worth a slot only if slots are to spare. The end of a prompt is what the next turn
-        continues from, until the answer's own end is there; without the extra buffer it costs a copy, and the
-        checkpoint just before it, if there is one, serves the same prompt as well.
+        The end of a chunk is worth a slot only if slots are to spare and no planned one stands for it. The end of a
+        prompt is what the next turn continues from, until the answer's own end is there; without the extra buffer it
+        costs a copy, and the checkpoint just before it, if there is one, serves the same prompt as well.
         """
         if chunked:
-            return self.coordinator.memory.spare_states()
+            return behind >= self.coordinator.grid and self.coordinator.memory.spare_states()
         return not planned or bool(self.cache.enable_mamba_extra_buffer)
 
     def commit_insert_component_data(
