@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.engine.cache import build
+from sglang_hybrid.engine.cache import build, hooks
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.memory import Memory, Parts, StaticMemory
 from sglang_hybrid.engine.cache.metrics import Account
@@ -161,16 +162,33 @@ def test_only_pools_of_fixed_sizes_tell_of_each_eviction_what_stays(memory: Memo
     assert told.fits == ([] if memory.shared else [((0, 100), {})])
 
 
-def test_a_state_that_waits_keeps_no_slot(memory: Memory) -> None:
-    before = memory.states.available_size()
+def waiting(memory: Memory, row: int | None) -> Any:
+    """A turn of a session that was matched; `row` of KV is its session's."""
     slot = memory.states.alloc(1)
-    kv = SimpleNamespace(
-        mamba_pool_idx=slot, mamba_ping_pong_track_buffer=None, mamba_cow_src_index=3, mamba_needs_clear=True
-    )
-    memory.let_go(SimpleNamespace(kv=kv, output_ids=[], session=None, mamba_pool_idx=slot))
-    assert (kv.mamba_pool_idx, kv.mamba_cow_src_index, kv.mamba_needs_clear) == (None, None, False)
+    assert slot is not None
+    kv = SimpleNamespace(mamba_pool_idx=slot, mamba_cow_src_index=3, mamba_needs_clear=True, req_pool_idx=row)
+    return SimpleNamespace(kv=kv, session=SimpleNamespace(streaming=row is not None))
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_what_waits_keeps_no_slot(memory: Memory, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
+    """SGLang leaves it to a turn of a session, whose next match may find nothing to copy into it."""
+    monkeypatch.setattr(memory, "room_for", lambda *_: has_room)
+    monkeypatch.setattr(memory, "restoring", lambda *_: nullcontext())
+    coordinator = SimpleNamespace(memory=memory, composer=None, account=memory.account)
+    monkeypatch.setattr(hooks, "coordinator_of", lambda _: coordinator)
+    before, req = memory.states.available_size(), waiting(memory, row=None)
+    adder = SimpleNamespace(tree_cache=None, page_size=1, running_batch=None, can_run_list=[])
+    hooks.admit(lambda *_: None, adder, req)  # who waits for KV is not admitted either
+    assert (req.kv.mamba_pool_idx, req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear) == (None, None, False)
     assert memory.states.available_size() == before
-    assert memory.account.counts["waited_for_states"] == 1
+    assert memory.account.counts["waited_for_states"] == (not has_room)
+    kept, admitted = waiting(memory, row=4), waiting(memory, row=None)
+    adder.can_run_list.append(admitted)
+    for req in (kept, admitted):
+        hooks.admit(lambda *_: None, adder, req)
+    assert kept.kv.mamba_pool_idx is not None, "its session has it from an earlier turn"
+    assert admitted.kv.mamba_pool_idx is not None
 
 
 def test_elastic_memory_is_refused_where_pools_or_cache_are_not_ours() -> None:

@@ -40,14 +40,17 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     result, memory = AddReqResult.NO_TOKEN, coordinator.memory
-    if memory.room_for(adder, req):
+    has_room = memory.room_for(adder, req)
+    if has_room:
         with memory.restoring(req, int(adder.page_size)):
             if coordinator.composer is not None and coordinator.composer.prompt(req) is not None:
                 result = schedule.admit(coordinator.composer, original, adder, req, *args, **kwargs)
             else:
                 result = original(adder, req, *args, **kwargs)
-    else:
-        memory.let_go(req)
+    # SGLang frees the slot of one that waits, but leaves it to a turn of a session, which would start from what is in
+    # it if what it matched is evicted meanwhile.
+    if req not in adder.can_run_list[-1:] and memory.let_go(req) and not has_room:
+        coordinator.account.event("waited_for_states")
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
     return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
 

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.metrics import Account
 from sglang_hybrid.engine.cache.victims import Victims
@@ -139,16 +138,18 @@ class Memory(ABC):
             need += 1 if pool.enable_mamba_extra_buffer_lazy else pool.mamba_ping_pong_track_buffer_size
         return need
 
-    def let_go(self, req: Any) -> None:
-        """`req` goes on waiting: it must not keep the state slot it got when it was matched."""
+    def let_go(self, req: Any) -> bool:
+        """`req` goes on waiting: it must not keep the state slot it got when it was matched. Whether it had one.
+
+        A slot that comes with a row of KV is its session's, from an earlier turn.
+        """
         kv = state_of(req)
-        if requests.streams(req):
-            return  # its session's, from an earlier turn
-        if kv.mamba_pool_idx is not None and kv.mamba_ping_pong_track_buffer is None and not req.output_ids:
-            self.states.free(kv.mamba_pool_idx.view(-1))
-            kv.mamba_pool_idx = kv.mamba_cow_src_index = None
-            kv.mamba_needs_clear = False
-            self.account.event("waited_for_states")
+        if kv.mamba_pool_idx is None or kv.req_pool_idx is not None:
+            return False
+        self.states.free(kv.mamba_pool_idx.view(-1))
+        kv.mamba_pool_idx = kv.mamba_cow_src_index = None
+        kv.mamba_needs_clear = False
+        return True
 
     def complete(self, tokens: int, states: int) -> None:  # noqa: B027
         """An allocation needs `tokens` of KV and `states` free slots, and the tree has given what it could.
