@@ -23,13 +23,14 @@ def main() -> int:
     """Run SGLang's benchmark client with the process's arguments."""
     from sglang_hybrid.core.errors import ConfigError
     from sglang_hybrid.engine import compat
-    from sglang_hybrid.engine.launch import platform
+    from sglang_hybrid.engine.launch import platform, writable
     from sglang_hybrid.plugin import activate_platform
 
-    if platform.cuda_devices() == 0:
-        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-        activate_platform()
     try:
+        writable.check()
+        if platform.cuda_devices() == 0:
+            os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+            activate_platform()
         compat.check_engine()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 from typing import Any
@@ -19,12 +20,13 @@ COMPLETE = (PRIMARY, "0.5.23")
 
 def engine_version() -> str:
     """Version of the installed SGLang; raises IncompatibleEngine if there is none."""
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        raise IncompatibleEngine(
-            "SGLang is not installed; sglang-hybrid doctor names the command: no distribution 'sglang'"
-        ) from None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version: str | None = importlib.metadata.version("sglang")
+        if version is not None:  # as it is of a folder that an interrupted pip left behind
+            return version
+    raise IncompatibleEngine(
+        "SGLang is not installed; sglang-hybrid doctor names the command: no distribution 'sglang'"
+    )
 
 
 def check_version(version: str) -> None:

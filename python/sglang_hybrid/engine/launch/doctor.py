@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import disaggregation, packages
+from sglang_hybrid.engine.launch import disaggregation, packages, writable
 from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 
@@ -40,6 +40,8 @@ def examine() -> list[Finding]:
         Finding("python", f"{machine.python_version()} on {machine.system()} {machine.machine()}"),
         Finding("prefix cache", FORM),
     ]
+    if unwritable := writable.problem():
+        findings.append(Finding("folders", "not writable", unwritable))
     for module, distribution in packages.NEEDED.items():
         if problem := broken.get(module):
             findings.append(Finding(distribution, problem.error, problem.remedy))

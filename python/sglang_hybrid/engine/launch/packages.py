@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import writable
 
 NEEDED = {
     "numpy": "numpy",
@@ -62,6 +63,8 @@ def attempt(module: str) -> Broken | None:
         culprit = named.partition(".")[0]  # what it builds on, perhaps
         absent = isinstance(error, ModuleNotFoundError)
         said = "missing" if absent and named == module else " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, OSError) and writable.problem():
+            return Broken(module, said, "mend the folders first")
         return Broken(module, said, remedy(culprit, reinstall=not absent))
     return None
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
-from sglang_hybrid.engine.launch import disaggregation, early, environment, rust
+from sglang_hybrid.engine.launch import disaggregation, early, environment, rust, writable
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -19,6 +19,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     if seen is not None:
         early.check(seen, config)
         disaggregation.prepare(seen, rest)
+    writable.check()
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
     on_cpu = platform.wants_cpu(rest)
