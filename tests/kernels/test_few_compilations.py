@@ -1,4 +1,4 @@
-"""Numbers of requests, tokens and slots, and where index tensors lie, make no other kernel of those that segments take.
+"""Numbers of requests, heads, tokens and slots, and where index tensors lie, make no other kernel for segments.
 
 A pass of composed prompts cuts its indices out of one tensor, so they begin at any of its numbers. What Triton compiles
 anew for one of them is compiled in the middle of serving, and a scheduler stands still for seconds.
@@ -45,10 +45,11 @@ def jumps(start: int, count: int) -> None:
     state, kept = torch.zeros(2, HEADS, SIZE, SIZE), torch.zeros(6, HEADS, SIZE, SIZE).bfloat16()
     where = torch.zeros(6, HEADS, dtype=torch.int64)
     for size in (16, 64):
-        chunk_h_jump(
-            k, w, u, g, state, slots, bounds, rows, jump, kept[0], kept, transition_rows=where, chunk_size=size,
-            check_slots=False,
-        )  # fmt: skip
+        for heads, keys in ((slice(None), slice(None)), (slice(1, 2), slice(1))):  # all at once, and one of them
+            chunk_h_jump(
+                k[:, keys], w[:, heads], u[:, heads], g[:, heads], state[:, heads], slots, bounds, rows, jump,
+                kept[0], kept[:, heads], transition_rows=where[:, heads], chunk_size=size, check_slots=False,
+            )  # fmt: skip
 
 
 def moves(start: int, count: int) -> None:

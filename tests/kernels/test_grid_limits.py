@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sglang_hybrid_kernels.arguments import LARGEST_GRID
-from tests.kernels.calls import CALLS, HEADS, LAYERS
+from tests.kernels.calls import CALLS, LAYERS
 
 MANY = LARGEST_GRID + 1
 
@@ -24,11 +24,6 @@ def state_at(given: dict[str, Any]) -> dict[str, Any]:
 def chunk_transition(given: dict[str, Any]) -> dict[str, Any]:
     bounds = torch.cat([torch.zeros(MANY, dtype=torch.int64), given["cu_seqlens"][-1:]])
     return {"cu_seqlens": bounds, **repeated(given, 0, "entries", "initial_slots")}
-
-
-def chunk_h_jump(given: dict[str, Any]) -> dict[str, Any]:
-    rows = torch.cat([torch.zeros(MANY, dtype=torch.int64), given["request_rows"][-1:]])
-    return {"request_rows": rows, **repeated(given, 0, "slots")}
 
 
 def rerotate_scatter(given: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +43,6 @@ LIMITS = {
     "state_at gdn": (state_at, "positions", LARGEST_GRID),
     "conv_window_at": (state_at, "positions", LARGEST_GRID),
     "chunk_transition gdn": (chunk_transition, "segments", LARGEST_GRID),
-    "chunk_h_jump gdn": (chunk_h_jump, "requests", LARGEST_GRID // HEADS),
     "rerotate_scatter": (rerotate_scatter, "layers", LARGEST_GRID),
     "seam_attention": (lambda _: {"longest": 2048 * MANY}, "keys of one request, in parts of 2048,", LARGEST_GRID),
     "state_verify": (state_verify, "requests", LARGEST_GRID),

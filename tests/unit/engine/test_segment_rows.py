@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import Composed, PassBatch
 from sglang_hybrid.engine.segments.draft import build
 from sglang_hybrid.engine.segments.linear import LinearPass, Pools
@@ -91,6 +92,14 @@ def passes(made: SegmentedPrompt, index: SegmentIndex, total: int, limits: Limit
     return found
 
 
+@pytest.fixture(params=["all heads at once", "one head after the other"])
+def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many heads of a layer there is memory for."""
+    if request.param != "all heads at once":
+        monkeypatch.setattr(stages, "_TURN_ELEMENTS", 1)
+
+
+@pytest.mark.usefixtures("turns")
 @pytest.mark.parametrize("family", ["delta", "mamba2", "kda", "kda-fast"])
 @pytest.mark.parametrize("budget", [10_000, 230])
 def test_a_jump_over_what_was_run_is_as_good_as_running_it(family: str, budget: int) -> None:
@@ -121,6 +130,7 @@ def places(batch: PassBatch, one: Pass) -> list[int]:
     return own + [at for cold in one.cold for at in range(cold.start, cold.end)]
 
 
+@pytest.mark.usefixtures("turns")
 @pytest.mark.parametrize("family", ["delta", "kda"])
 def test_states_inside_rows_are_saved(family: str) -> None:
     from sglang_hybrid.engine.cache.requests import Checkpoint
@@ -145,6 +155,20 @@ def test_states_inside_rows_are_saved(family: str) -> None:
     for checkpoint in batch.saves.checkpoints:
         found = pools.temporal[int(checkpoint.slot)].double()
         torch.testing.assert_close(found, states[checkpoint.position], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("key_heads", "heads"), [(1, 128), (2, 32), (8, 256), (16, 32), (32, 32), (3, 9)])
+def test_turns_have_every_head_once_with_its_keys(key_heads: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = stages.Chunks((0, 640), 64, CPU)
+    for elements in (1, 1 << 19, 1 << 21, 1 << 24, 1 << 28):
+        monkeypatch.setattr(stages, "_TURN_ELEMENTS", elements)
+        found = []
+        for some, keys in stages.turns(chunks, key_heads, heads, 64, 64):
+            each = (some.stop - some.start) // (keys.stop - keys.start)
+            pairs = [(head, keys.start + (head - some.start) // each) for head in range(some.start, some.stop)]
+            found += pairs
+        assert found == [(head, head // (heads // key_heads)) for head in range(heads)]
+    assert len(pairs) == heads, "one turn is enough"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.segments import attention
+from sglang_hybrid.engine.segments import attention, stages
 from sglang_hybrid.engine.segments.attention import AttentionPass
 from sglang_hybrid.engine.segments.batch import Composed, PassBatch
 from sglang_hybrid.engine.segments.draft import build
@@ -110,6 +110,8 @@ def test_nothing_is_compiled_in_the_middle_of_serving(family: str, stored: str, 
         server.run([prompt(301, (30, 130))], slots)  # the same, jumped over
         server.run([prompt(333, (40, 140)), prompt(300, (30, 130), (130, 250))], slots[1:])
         server.run([prompt(2500, (40, 140))], slots)  # a text of several parts
+        monkeypatch.setattr(stages, "_TURN_ELEMENTS", 1)  # one head after the other, where there is no memory for all
+        server.run([prompt(302, (30, 130))], slots)
     names = {name for name, *_ in launches}
     assert names >= {"attend_kernel", "join_kernel", "rerotate_scatter_kernel", "chunk_h_jump_kernel"}
     assert names >= {"advance_kernel", "copy_kernel" if stored == "bfloat16" else "quantise_kernel"}

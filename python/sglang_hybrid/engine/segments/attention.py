@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine.cpu.attention import rows
+from sglang_hybrid.engine.segments import latents
 from sglang_hybrid.engine.segments.batch import Moves, PassBatch
 from sglang_hybrid.engine.segments.store import Planes
 
@@ -101,7 +102,8 @@ class AttentionPass:
     ) -> Tensor:
         """Of tokens at any positions, over what lies in `pages` of their text; on a CPU, and of latents, row by row."""
         if is_by_row(q, options["window"]):
-            return rows(q, *pool, pages, by_row, options["scale"])
+            attend = rows if q.device.type == "cpu" else latents.attend
+            return attend(q, *pool, pages, by_row, options["scale"])
         from sglang_hybrid_kernels.seam_attention import seam_attention
 
         return seam_attention(

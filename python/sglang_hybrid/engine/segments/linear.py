@@ -137,26 +137,34 @@ class LinearPass:
     def _run(
         self, kept: Layer, pools: Pools, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """The recurrence over all rows, in float32: [linear tokens, heads, V]. Updates the states."""
+        """The recurrence over all rows, in float32, some heads after the other: [linear tokens, heads, V].
+
+        Updates the states.
+        """
         from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
 
         linear, making, saves = self.batch.linear, self.batch.making, self.batch.saves
         if making is not None and self._operators is not None:
             at = making.interior
             self._operators.store(kept, k[at], v[at], g[at], None if beta is None else beta[at])
-        cut = stages.before(self.chunks, q, k, v, g, beta)
-        h, v_new = chunk_h_jump(
-            cut.k, cut.w, cut.u, cut.g, pools.temporal, linear.states, linear.bounds, linear.of_request, linear.jump,
-            kept.transition, kept.end_state, transition_scale=kept.transition_scale,
-            end_state_scale=kept.end_state_scale, transition_rows=kept.transition_rows, chunk_size=linear.chunk,
-            check_slots=False,
-        )  # fmt: skip
-        h = h[: self.chunks.count]
-        if saves is not None and self._slots is not None:
-            inside = saves.chunks.numel()
-            pools.temporal[self._slots[:inside]] = h[saves.chunks].to(pools.temporal.dtype)
-            pools.temporal[self._slots[inside:]] = pools.temporal[saves.finals]
-        return stages.behind(self.chunks, cut, h, v_new)
+        out = torch.empty_like(v)
+        for some, keys in stages.turns(self.chunks, k.shape[1], *pools.temporal.shape[1:]):
+            part, states = kept.heads(some), pools.temporal[:, some]
+            strength = None if beta is None else beta[:, some]
+            cut = stages.before(self.chunks, q[:, keys], k[:, keys], v[:, some], g[:, some], strength)
+            h, v_new = chunk_h_jump(
+                cut.k, cut.w, cut.u, cut.g, states, linear.states, linear.bounds, linear.of_request, linear.jump,
+                part.transition, part.end_state, transition_scale=part.transition_scale,
+                end_state_scale=part.end_state_scale, transition_rows=part.transition_rows, chunk_size=linear.chunk,
+                check_slots=False,
+            )  # fmt: skip
+            h = h[: self.chunks.count]
+            if saves is not None and self._slots is not None:
+                inside = saves.chunks.numel()
+                states[self._slots[:inside]] = h[saves.chunks].to(states.dtype)
+                states[self._slots[inside:]] = states[saves.finals]
+            out[:, some] = stages.behind(self.chunks, cut, h, v_new)
+        return out
 
 
 def _convolution(module: Any) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,7 @@ q is C, S <- exp(g) S + v k^T. `before` brings chunks into WY form, `chunk_h_jum
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,9 @@ from sglang_hybrid.engine.pools import copies
 
 _ELEMENTS = 1 << 26
 """Of the temporary that decays by channel need, which has SPAN numbers for every channel of every token."""
+_TURN_ELEMENTS = 1 << 28
+"""Of all temporaries of a layer, 1 GiB. Short rows fill a part of their chunks only: those of many prompts that jump
+from segment to segment would take up to 30 GB at once, which no pool leaves free."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,20 @@ class Cut:
     w: Tensor | None
     u: Tensor
     g: Tensor
+
+
+def turns(chunks: Chunks, key_heads: int, heads: int, value: int, key: int) -> Iterator[tuple[slice, slice]]:
+    """Heads, and key heads of theirs, that are taken at once: a layer's heads know nothing of each other.
+
+    A turn has the heads of whole key heads, or some of one.
+    """
+    each, size = heads // key_heads, chunks.size
+    held = value * key + 4 * size * size + size * (8 * key + 5 * value)  # of one head and chunk, at the worst moment
+    most = max(1, _TURN_ELEMENTS // (held * max(1, chunks.count)))
+    together = most // each * each or max(n for n in range(1, most + 1) if each % n == 0)
+    for begin in range(0, heads, together):
+        end = min(begin + together, heads)
+        yield slice(begin, end), slice(begin // each, -(-end // each))
 
 
 def before(chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Cut:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -74,6 +74,17 @@ class Layer:
     transition_rows: Tensor | None = None
     transition_scale: Tensor | None = None
     end_state_scale: Tensor | None = None
+
+    def heads(self, some: slice) -> Layer:
+        """Of some heads alone; what layers share, with the scale, is as it was."""
+        rows, scale = self.transition_rows, self.end_state_scale
+        return replace(
+            self,
+            transition=self.transition[:, some] if rows is None else self.transition,
+            end_state=self.end_state[:, some],
+            transition_rows=None if rows is None else rows[:, some],
+            end_state_scale=None if scale is None else scale[:, some],
+        )
 
 
 class Store:
