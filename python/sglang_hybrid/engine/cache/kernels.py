@@ -45,7 +45,7 @@ def _copy_in_turns(original: Any, pool: Any, source: Any, destination: Any) -> N
     What is copied from is in the tree and what is copied to is not, so some may be copied after others.
     """
     slot_bytes = sum(t.numel() // t.shape[1] * t.element_size() for t in _tensors(pool.mamba_cache))
-    some = max(1, _HELD_BYTES // slot_bytes)
+    some = max(1, _HELD_BYTES // max(1, slot_bytes))
     if source.numel() <= some:
         original(pool, source, destination)
         return

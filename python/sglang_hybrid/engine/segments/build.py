@@ -90,7 +90,7 @@ def build(
         mode=config.segment_mode,
     )
     by_channel = prefill_states.is_by_channel(prefill_states.linear_backend(runner))
-    warm(store, runner.model, kv, attention, cache.temporal[0], by_channel, frequencies)
+    warm(store, runner.model, kv, attention, cache.temporal[0], by_channel, frequencies, served.most)
     cache_forward.mixing = forward.mix
     state_bytes = store.state_bytes if elastic is None else store.block_bytes
     costs = Costs(spec, state_bytes, store.token_bytes, args.tp_size, store.transitions, store.transition_bytes)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.cache.convolution import in_sizes
 from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.operators import Operators
@@ -50,7 +51,7 @@ class LinearPass:
 
         tokens = self.batch.linear.tokens
         before, a, b = mixed[tokens], a[tokens], b[tokens]
-        after = self._convolved(gdn_backend.causal_conv1d_fn, before, module, kept, pools)
+        after = self._convolved("delta", before, module, kept, pools)
         q, k, v = after.split([module.q_dim, module.k_dim, module.v_dim], -1)
         q = q.unflatten(-1, (module.num_q_heads, -1)).float()
         k = k.unflatten(-1, (module.num_k_heads, -1)).float()
@@ -64,8 +65,6 @@ class LinearPass:
 
         The gate may be flat, [1, tokens, heads * K].
         """
-        from sglang.srt.layers.attention.linear import kda_backend
-
         from sglang_hybrid_kernels.gates import log_decay
 
         tokens = self.batch.linear.tokens
@@ -74,7 +73,7 @@ class LinearPass:
             strength = strength.sigmoid()
         if a.dim() == 3:
             a = a.unflatten(-1, (module.num_k_heads, -1))
-        after = self._convolved(kda_backend.causal_conv1d_fn, before, module, kept, pools)
+        after = self._convolved("kimi", before, module, kept, pools)
         parts = after.split([module.q_dim, module.k_dim, module.v_dim], -1)
         q, k, v = (x.unflatten(-1, (module.num_v_heads, -1)).float() for x in parts)
         g = log_decay(a[0][tokens], module.A_log, module.dt_bias, module.lower_bound)
@@ -83,15 +82,13 @@ class LinearPass:
 
     def mamba2(self, mixer: Any, kept: Layer, pools: Pools, hidden: Tensor, mup: Tensor | None) -> Tensor:
         """A whole Mamba-2 mixer of SGLang over `hidden` [linear tokens, hidden size]."""
-        from sglang.srt.layers.attention.mamba import mamba
-
         ranks = mixer.tp_size
         projected, _ = mixer.in_proj(hidden)
         if mup is not None:
             projected = projected * mup
         inner, state = mixer.intermediate_size // ranks, mixer.groups_ssm_state_size // ranks
         gate, before, dt = projected.split([inner, mixer.conv_dim // ranks, mixer.num_heads // ranks], -1)
-        after = self._convolved(mamba.causal_conv1d_fn, before, mixer, kept, pools)
+        after = self._convolved("mamba2", before, mixer, kept, pools)
         x, b, c = after.float().split([inner, state, state], -1)
         x = x.unflatten(-1, (mixer.num_heads // ranks, -1))
         b, c = (each.unflatten(-1, (mixer.n_groups // ranks, -1)) for each in (b, c))
@@ -101,7 +98,7 @@ class LinearPass:
         out, _ = mixer.out_proj(mixer.norm(y, gate))
         return torch.as_tensor(out)
 
-    def _convolved(self, convolve: Any, x: Tensor, module: Any, kept: Layer, pools: Pools) -> Tensor:
+    def _convolved(self, family: str, x: Tensor, module: Any, kept: Layer, pools: Pools) -> Tensor:
         """The short convolution of `x` [linear tokens, channels] and its activation, each row behind what it follows.
 
         Leaves the windows of requests, segments and checkpoints behind.
@@ -112,27 +109,15 @@ class LinearPass:
         behind, after = linear.behind, linear.after
         windows = kept.window[behind.clamp(min=0)]
         own = pools.window[after.clamp(min=0)]
-        windows = torch.where((behind >= 0)[:, None, None], windows, own)
+        windows = torch.where((behind >= 0)[:, None, None], windows, own).contiguous()
         windows = windows.masked_fill_((behind.clamp(min=-1) + after.clamp(min=-1) == -2)[:, None, None], 0)
-        weight, bias = _convolution(module)
-        rows = torch.arange(len(linear.wide_lengths), device=x.device, dtype=torch.int32)
-        out = convolve(
-            x.mT,
-            weight,
-            bias,
-            activation=module.activation,
-            conv_states=windows,
-            has_initial_state=torch.ones_like(rows, dtype=torch.bool),
-            cache_indices=rows,
-            query_start_loc=linear.wide.int(),
-            seq_lens_cpu=linear.wide_lengths,
-        )
+        out = convolved(convolution(family), module, x, windows, linear.wide.int(), linear.wide_lengths)
         pools.window[linear.last_states] = windows[linear.last]
         if saves is not None and self._slots is not None:
             inside = saves.windows.shape[0]
             pools.window[self._slots[:inside]] = x[saves.windows].mT.to(pools.window.dtype)
             pools.window[self._slots[inside:]] = pools.window[saves.finals]
-        return torch.as_tensor(out).mT[: x.shape[0]]
+        return out
 
     def _run(
         self, kept: Layer, pools: Pools, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
@@ -167,7 +152,42 @@ class LinearPass:
         return out
 
 
-def _convolution(module: Any) -> tuple[Tensor, Tensor | None]:
+def convolution(family: str) -> Any:
+    """SGLang's convolution of prefills with layers of a `family`, a method of `LinearPass`."""
+    if family == "mamba2":
+        from sglang.srt.layers.attention.mamba import mamba
+
+        return mamba.causal_conv1d_fn
+    if family == "kimi":
+        from sglang.srt.layers.attention.linear import kda_backend
+
+        return kda_backend.causal_conv1d_fn
+    from sglang.srt.layers.attention.linear import gdn_backend
+
+    return gdn_backend.causal_conv1d_fn
+
+
+def convolved(convolve: Any, module: Any, x: Tensor, windows: Tensor, bounds: Tensor, lengths: list[int]) -> Tensor:
+    """x [tokens, channels] in rows of `lengths`, which begin at `bounds`, each behind one of `windows`, which then are
+    those at the ends of the rows."""
+    weight, bias = weights(module)
+    rows = torch.arange(len(lengths), device=x.device, dtype=torch.int32)
+    out = in_sizes(
+        convolve,
+        x.mT,
+        weight,
+        bias,
+        activation=module.activation,
+        conv_states=windows,
+        has_initial_state=torch.ones_like(rows, dtype=torch.bool),
+        cache_indices=rows,
+        query_start_loc=bounds,
+        seq_lens_cpu=lengths,
+    )
+    return torch.as_tensor(out).mT[: x.shape[0]]
+
+
+def weights(module: Any) -> tuple[Tensor, Tensor | None]:
     """Weight [channels, width] and bias of a module's short convolution."""
     if hasattr(module, "conv_weights"):
         return module.conv_weights, module.bias

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_hybrid.engine.cache.convolution import SIZES
+from sglang_hybrid.engine.segments import linear
 from sglang_hybrid.engine.segments.attention import WIDEST, seen
 from sglang_hybrid.engine.segments.draft import CHUNK, SHORT_CHUNK
 from sglang_hybrid.engine.segments.operators import keep
@@ -23,25 +25,36 @@ _LONG = 1 << 16
 
 
 def warm(
-    store: Store, model: Any, kv: Any, layers: Sequence[int], temporal: Tensor, by_channel: bool, frequencies: Any
+    store: Store,
+    model: Any,
+    kv: Any,
+    layers: Sequence[int],
+    temporal: Tensor,
+    by_channel: bool,
+    frequencies: Any,
+    most: int,
 ) -> None:
     """For passes of SGLang's `model` over its pool `kv` of the attention `layers`, and a layer's states `temporal`.
 
-    `by_channel`: these decay by channel. `frequencies` are those of `AttentionPass`.
+    `by_channel`: these decay by channel. `frequencies` are those of `AttentionPass`; a pass runs `most` tokens.
     """
     pairs = [kv.get_kv_buffer(layer) for layer in layers]
     _moves(store, [key for key, _ in pairs], [value for _, value in pairs], frequencies)
-    key_heads = set[int]()
+    key_heads, mixers = set[int](), dict[str, Any]()
     for module in model.modules():
         kind = type(module).__name__
         if kind == "RadixAttention" and module.qk_head_dim == store.shapes.key_size <= WIDEST:  # not of latents
             _attention(module, *pairs[0])
         elif kind == "RadixLinearAttention":
             key_heads.add(module.num_v_heads if by_channel else module.num_k_heads)
+            mixers["kimi" if by_channel else "delta"] = module
         elif kind == "MambaMixer2":
             key_heads.add(module.n_groups // module.tp_size)
+            mixers["mamba2"] = module
     for heads in key_heads:
         _recurrence(store.layers[0], temporal, heads, store.shapes.dense, by_channel)
+    for family, module in mixers.items():
+        _convolutions(store, family, module, most)
 
 
 def _moves(store: Store, keys: list[Tensor], values: list[Tensor], frequencies: Any) -> None:
@@ -72,6 +85,24 @@ def _attention(layer: Any, keys: Tensor, values: Tensor) -> None:
                 q, *pool, one - 1, bounds, -one, bounds, scale=layer.scaling, window=seen(layer), longest=longest,
                 check_slots=False,
             )  # fmt: skip
+
+
+def _convolutions(store: Store, family: str, module: Any, most: int) -> None:
+    """Of one row, with as many windows as rows of `most` tokens may have, but for those with hardly any tokens."""
+    shapes, device = store.shapes, store.buffer.device
+    channels, before, behind = shapes.window[0], 0, 0
+    if family == "mamba2":  # its channels stand among others of a projection
+        before, behind = (n // module.tp_size for n in (module.intermediate_size, module.num_heads))
+    convolve, largest = linear.convolution(family), next((size for size in SIZES if size >= most // 8), SIZES[-1])
+    for size in SIZES[: SIZES.index(largest) + 1]:
+        windows = torch.zeros(size, *shapes.window, dtype=shapes.window_dtype, device=device)
+        for tokens in (16, 17):  # what 16 divides is compiled by itself
+            whole = torch.zeros(
+                tokens, before + channels + behind, dtype=linear.weights(module)[0].dtype, device=device
+            )
+            bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+            x = whole[:, before : before + channels]
+            linear.convolved(convolve, module, x, windows, bounds, [tokens])
 
 
 def _recurrence(layer: Layer, temporal: Tensor, key_heads: int, delta: bool, by_channel: bool) -> None:

@@ -244,6 +244,13 @@ HOOKS: tuple[Hook, ...] = (
         )
         for name in ("decode", "extend")
     ),
+    Hook(
+        _ATTENTION + "mamba.causal_conv1d:_causal_conv1d_fn_triton",
+        "AROUND",
+        "cache.convolution:in_sizes",
+        SCHEDULER,
+        "elastic",
+    ),
     # Segments.
     Hook(
         "srt.managers.scheduler:Scheduler.process_input_requests",
