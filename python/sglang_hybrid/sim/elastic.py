@@ -156,7 +156,7 @@ class ElasticServer(SimulatedServer):
 
     def evictable_states(self) -> int:
         """States that nobody reads."""
-        return self.tree.states - sum(count > 0 for count in self._states_in_use.values())
+        return self.tree.states - len(self._states_in_use)
 
     def _has_spare(self) -> bool:
         return self.claims.spare_states()

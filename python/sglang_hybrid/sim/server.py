@@ -5,6 +5,8 @@ a step of decoding needs it. The decisions are those of the server. So one that 
 one after the other, serves the same hits (tests/engine/test_simulated_server.py).
 """
 
+from collections import Counter
+
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
@@ -289,7 +291,7 @@ class SimulatedServer(TreeCache):
             tree.lock(node)
         if before is not None:
             if run.copies:
-                self._states_in_use[before.id] -= 1
+                self._states_in_use -= Counter([before.id])  # which keeps what is above zero
             tree.unlock(before)
         run.held, run.copies = node, False
 
