@@ -94,6 +94,14 @@ def test_each_row_names_its_remedy(module: str, how: str, subject: str, remedy: 
     assert all(said == f"mend {module} first" for name, said in problems.items() if name not in MACHINE), shown
 
 
+def test_half_of_this_package_is_named() -> None:
+    """Two copies, one before the other: PYTHONPATH=python, and the kernels are not there."""
+    status, shown, _ = in_broken("sglang_hybrid_kernels", "missing", "wheel", "doctor")
+    assert status == 1
+    problems = dict(re.findall(r"^PROBLEM +(\S+).*\n +-> (.*)$", shown, re.MULTILINE))
+    assert problems["device"].startswith("install this package again"), shown
+
+
 def test_a_checkout_has_a_script() -> None:
     status, shown, _ = in_broken("xgrammar", "missing", "checkout", "doctor")
     assert status == 1

@@ -75,6 +75,8 @@ def _device() -> Finding:
         return Finding("device", f"{torch.cuda.device_count()} x {name}, CUDA {torch.version.cuda}")
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     if os.environ["SGLANG_USE_CPU_ENGINE"] == "1":
+        if broken := packages.attempt("sglang_hybrid.engine.cpu"):
+            return Finding("device", f"CPU, without its stand-ins: {broken.error}", broken.remedy)
         from sglang_hybrid.engine import cpu
 
         cpu.install()
@@ -146,6 +148,8 @@ def _cpu_stand_ins() -> Finding:
         return Finding("CPU platform", "not active, this is a GPU machine")
     if shutil.which("lscpu") is None:
         return Finding("CPU platform", "no lscpu", "SGLang asks it for cores; install util-linux")
+    if broken := packages.attempt("sgl_kernel"):
+        return Finding("CPU platform", broken.error, "mend the device first")
     import sgl_kernel
 
     return Finding("CPU platform", f"sgl_kernel {getattr(sgl_kernel, '__version__', 'unknown')}")

@@ -85,6 +85,8 @@ _GONE = re.compile(
 
 def remedy(module: str, *, reinstall: bool = False) -> str:
     """The command that installs what `module` comes in, in a checkout or beside a wheel."""
+    if module.startswith("sglang_hybrid"):
+        return "install this package again, from its checkout or wheel; PYTHONPATH may name a part of another copy"
     gpu = shutil.which("nvidia-smi") is not None
     command = "pip install --force-reinstall --no-deps" if reinstall else "pip install"
     if module in ("sglang", "torchvision"):
