@@ -314,6 +314,15 @@ def tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
+def test_half_a_character_is_text(tmp_path: Path) -> None:
+    """Logs that are cut hold halves of emoji, which JSON can say and UTF-8 cannot."""
+    tokenizer(tmp_path)
+    path = tmp_path / "t.log"
+    path.write_text(lines({"messages": [{"role": "user\ud83d", "content": "hello \ud83d there"}]}))
+    for chosen in (None, tmp_path):
+        assert read_trace(path, tokenizer=chosen).requests[0].n_input > 2
+
+
 def test_a_tokenizer_counts_real_tokens(tmp_path: Path) -> None:
     tokenizer(tmp_path)
     path = tmp_path / "t.log"

@@ -168,4 +168,4 @@ def _time(row: Row, default: float) -> float:
 
 def _header(role: str) -> Tokens:
     """Two ids that open a message of this role, outside the range of `tokenize` collisions for practical purposes."""
-    return np.array([1, zlib.crc32(f"<|{role}|>".encode()) & 0x7FFFFFFF], dtype=np.int32)
+    return np.array([1, zlib.crc32(f"<|{role}|>".encode("utf-8", "surrogatepass")) & 0x7FFFFFFF], dtype=np.int32)

@@ -27,6 +27,7 @@ class Reading:
         self._texts += 1
         if self._tokenizer is None:
             return tokenize(text)
+        text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character, which tokenizers refuse
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def bad(self, error: TraceError) -> None:
