@@ -73,6 +73,20 @@ def test_the_same_prompt_again_hits_whatever_its_last_chunk_leaves(serve: Callab
         assert again == (first[0], deepest("extra_buffer", length))
 
 
+def test_chunks_that_begin_off_the_grid_leave_states_where_the_kernel_has_them(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    client = serve("mamba2", "--chunked-prefill-size", "100", "--max-mamba-cache-size", "24")
+    rng, reference = random.Random(3), references("mamba2")
+    for length, hit in [(130, 64), (230, 164), (448, 364)] * 5:
+        prompt = words(rng, length)
+        reference.assert_greedy(prompt, client.generate(prompt)[0])
+        for asked in (prompt, prompt[:-20] + words(rng, 40)):
+            output, cached_tokens = client.generate(asked)
+            reference.assert_greedy(asked, output)
+            assert cached_tokens >= hit
+
+
 @pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("preset", ["gdn", "mamba2", "kda"])
 def test_branch_and_tail_of_one_prefill(

@@ -17,28 +17,35 @@ MOST_POSITIONS = 32
 _WINDOW = 8  # more tokens than any convolution window of a model: a pass must compute that many to save one
 
 
-def reachable(wanted: int, start: int, end: int, grid: int, step: int) -> int | None:
+def reachable(wanted: int, start: int, end: int, grid: int, step: int, page: int) -> int | None:
     """The deepest position up to `wanted` at which a pass over [start, end) can save a state, None without one.
 
     Requests resume at multiples of `grid`; the pass has states every `step` tokens, counted from where it begins. The
     last multiple before a prompt's end may lie in an earlier chunk of it, whose pass is the only one that can save it.
+    A pass that begins off the grid may have no multiple: then it is the end of a `page`, as it is for SGLang's states.
     """
-    wanted = wanted // grid * grid
-    if not start < wanted <= end:
-        return None
-    if wanted == end and grid == 1:
-        return wanted if end - start >= _WINDOW else None
-    at = start + (wanted - start) // step * step
-    if grid > 1:
-        at = next((p for p in range(at, start, -step) if p % grid == 0), start)
-    return at if at - start >= max(step, _WINDOW) else None
+    for most, unit in ((wanted // grid * grid, grid), (wanted, page)):
+        if start < most <= end:
+            if most == end and grid == 1:
+                return most if end - start >= _WINDOW else None
+            last = start + (most - start) // step * step
+            at = next((p for p in range(last, start, -step) if p % unit == 0), start)
+            if at - start >= max(step, _WINDOW):
+                return at
+        if step == 1:
+            break
+    return None
 
 
-def places(positions: Sequence[int], start: int, end: int, grid: int, step: int) -> dict[int, int]:
-    """Where a pass over [start, end) saves the states wanted at `positions`, and the position that each stands for."""
+def places(positions: Sequence[int], start: int, end: int, grid: int, step: int, page: int) -> dict[int, int]:
+    """Where a pass over [start, end) saves the states wanted at `positions`, and the position that each stands for.
+
+    What the next pass, which begins at `end`, is too short to save is saved as near as this one can.
+    """
     found: dict[int, int] = {}
     for wanted in positions:
-        at = reachable(wanted, start, end, grid, step)
+        short = wanted > end and step > 1 and reachable(wanted, end, wanted, grid, step, page) is None
+        at = reachable(end if short else wanted, start, end, grid, step, page)
         if at is not None:
             found[at] = wanted
     return found

@@ -140,10 +140,11 @@ class SimulatedServer(TreeCache):
         if run.request is None:
             run.request = self._learn(run, now)
         request = run.request
-        wanted_at = {} if self._stock else places(request.positions, start, end, self.shape.grid, self.shape.step)
-        tail = start + (end - start) // self.shape.grid * self.shape.grid
+        grid, step, page = self.shape.grid, self.shape.step, self.shape.page
+        wanted_at = {} if self._stock else places(request.positions, start, end, grid, step, page)
+        tail = start + (end - start) // grid * grid
         if self._stock:
-            branch = run.kv_tokens // self.shape.grid * self.shape.grid
+            branch = run.kv_tokens // grid * grid
             tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
             wanted_at.pop(tail, None)  # SGLang saves that one by itself

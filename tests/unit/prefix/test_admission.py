@@ -5,7 +5,14 @@ from itertools import pairwise
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.prefix.admission import AdmissionPolicy, EveryN, HistoryAdmission, MarconiAdmission, reachable
+from sglang_hybrid.prefix.admission import (
+    AdmissionPolicy,
+    EveryN,
+    HistoryAdmission,
+    MarconiAdmission,
+    places,
+    reachable,
+)
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
@@ -70,18 +77,26 @@ def test_positions_are_ascending_and_computed_by_the_pass(name: str) -> None:
 
 
 def test_a_pass_saves_at_the_deepest_position_of_the_grid_that_its_kernels_have() -> None:
-    assert reachable(100, 0, 300, grid=64, step=1) == 64
-    assert reachable(100, 10, 300, grid=1, step=1) == 100
-    assert reachable(100, 10, 300, grid=1, step=64) == 74
-    assert reachable(200, 10, 300, grid=64, step=64) is None  # 74, 138: no multiple of the grid among them
-    assert reachable(300, 10, 300, grid=1, step=64) == 300, "the state behind a pass is always there"
-    assert reachable(301, 0, 300, grid=1, step=1) is None
-    assert reachable(5, 0, 300, grid=1, step=1) is None, "shorter than a window of the convolution"
-    assert reachable(10, 10, 300, grid=1, step=1) is None
+    assert reachable(100, 0, 300, grid=64, step=1, page=1) == 64
+    assert reachable(100, 10, 300, grid=1, step=1, page=1) == 100
+    assert reachable(100, 10, 300, grid=1, step=64, page=1) == 74
+    assert reachable(200, 10, 300, grid=64, step=64, page=16) is None  # 74, 138: no end of a page among them
+    assert reachable(200, 10, 300, grid=64, step=64, page=1) == 138, "off the grid, as SGLang's own states are then"
+    assert reachable(200, 32, 300, grid=128, step=32, page=1) == 128
+    assert reachable(300, 10, 300, grid=1, step=64, page=1) == 300, "the state behind a pass is always there"
+    assert reachable(301, 0, 300, grid=1, step=1, page=1) is None
+    assert reachable(5, 0, 300, grid=1, step=1, page=1) is None, "shorter than a window of the convolution"
+    assert reachable(10, 10, 300, grid=1, step=1, page=1) is None
 
 
 def test_of_a_prompt_in_chunks_the_pass_saves_that_has_the_last_position_of_the_grid() -> None:
     for end, passes in ((400, [None, None, 384, None]), (448, [None, None, 384, None]), (500, [None, None, None, 448])):
         chunks = pairwise([0, 128, 256, 384, end])
-        assert [reachable(end - 1, *chunk, grid=64, step=1) for chunk in chunks] == passes
-    assert reachable(499, 100, 200, grid=64, step=1) is None, "a later one can"
+        assert [reachable(end - 1, *chunk, grid=64, step=1, page=1) for chunk in chunks] == passes
+    assert reachable(499, 100, 200, grid=64, step=1, page=1) is None, "a later one can"
+
+
+def test_what_the_next_pass_is_too_short_to_save_is_saved_before() -> None:
+    for end, wanted_at in ((130, [{64: 129}, {}]), (230, [{}, {164: 229}, {}]), (290, [{}, {}, {264: 289}])):
+        chunks = pairwise([*range(0, end, 100), end])
+        assert [places([end - 1], *chunk, grid=64, step=64, page=1) for chunk in chunks] == wanted_at

@@ -54,6 +54,16 @@ def test_the_same_prompt_again_is_served_whatever_its_last_chunk_leaves(tokens: 
     assert quiet(found)
 
 
+@pytest.mark.parametrize(("tokens", "hit"), [(130, 64), (230, 164), (400, 364), (448, 364), (610, 564)])
+def test_chunks_off_the_grid_of_a_coarse_kernel_are_resumed_where_it_has_states(tokens: int, hit: int) -> None:
+    found = server(states=24, chunk_tokens=100, step=64)
+    for number in range(40):
+        whole = text(number, tokens + 5)
+        found.commit(whole, tokens, float(number))
+        assert found.lookup(whole[:tokens], float(number)) == hit
+    assert quiet(found)
+
+
 def test_one_at_a_time_it_serves_what_a_replay_does() -> None:
     trace, one, other = parse(TRACE), server(), server()
     hits = serve(trace, one, concurrency=1, tokens_per_s=1e9)

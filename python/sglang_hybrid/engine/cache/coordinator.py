@@ -187,7 +187,7 @@ class CacheCoordinator:
         if record.composed is not None:
             self._reserve_composed(record, record.composed, last)
             return
-        wanted_at = places(record.request.positions, start, end, self.grid, self.step)
+        wanted_at = places(record.request.positions, start, end, self.grid, self.step, self.cache.page_size)
         if last and self.cache.enable_mamba_extra_buffer:
             wanted_at.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
         places_ = self._afford(record.request, wanted_at)
