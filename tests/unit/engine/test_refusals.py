@@ -55,6 +55,8 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--mamba-track-interval 0", "--mamba-track-interval must be 1 or more: 0"),
         ("--prefill-max-requests -1", "--prefill-max-requests must be 1 or more: -1"),
         ("--page-size 0", "--page-size must be 1 or more: 0"),
+        ("--max-running-requests 0", "--max-running-requests must be 1 or more: 0"),
+        ("--context-length -5", "--context-length must be 1 or more: -5"),
         (EXPERTS, ""),
         (f"{EXPERTS} --enable-hierarchical-cache", "experts or: --enable-hierarchical-cache"),
         (f"{EXPERTS} --disaggregation-mode decode", "or: --disaggregation-mode decode"),

@@ -31,7 +31,7 @@ _CPU_RECURRENCE = ("triton",)
 _ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _PASSES = ("", "prefill_", "decode_", "verify_")
 _RECURRENCE = ("mamba_backend", *(f"linear_attn_{which}backend" for which in _PASSES))
-_COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests")
+_COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests", "max_running_requests", "context_length")
 """Zero ends the start or the first request, or lets every request wait for ever."""
 
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size")
