@@ -55,6 +55,23 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
 
 
+def keep_preempted(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let a request wait again that gave its memory to a more urgent one which was not admitted, as 0.5.23 does.
+
+    SGLang puts it back into the queue only if anybody was admitted; nobody would ever run or answer it.
+    """
+    if not scheduler.enable_priority_preemption:
+        return original(scheduler, *args, **kwargs)
+    ran = list(kwargs["running_batch"].reqs)
+    batch, running = original(scheduler, *args, **kwargs)
+    if batch is None:
+        known = {id(req) for req in (*running.reqs, *scheduler.waiting_queue)}
+        for req in ran:
+            if id(req) not in known:
+                scheduler._add_request_to_queue(req)
+    return batch, running
+
+
 def set_aside(original: Any, slots: Any, count: int) -> None:
     """Take no slots out of the pool ahead of a walk through the queue, one for each of `count` waiting requests.
 

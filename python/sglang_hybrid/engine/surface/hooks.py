@@ -147,6 +147,13 @@ HOOKS: tuple[Hook, ...] = (
     # The cache.
     Hook("srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "AFTER", "cache.hooks:plan", SCHEDULER),
     Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
+    Hook(
+        "srt.managers.scheduler:Scheduler._get_new_batch_prefill_raw",
+        "AROUND",
+        "cache.hooks:keep_preempted",
+        SCHEDULER,
+        before="0.5.23",
+    ),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),

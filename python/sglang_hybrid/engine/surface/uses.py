@@ -187,6 +187,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog", PRIVATE, "backend", HTTP),
     Use("srt.utils.watchdog:SubprocessWatchdog._names", PRIVATE, "backend launch.replicas", HTTP),
     Use("srt.utils.watchdog:SubprocessWatchdog._processes", PRIVATE, "backend launch.replicas", HTTP),
+    Use("srt.managers.scheduler:Scheduler._add_request_to_queue", PRIVATE, "cache.hooks", SCHEDULER),
     Use("srt.managers.scheduler:Scheduler._engine_paused", PRIVATE, "frontend.idle segments.hooks", SCHEDULER),
     Use("srt.plugins.hook_registry:HookRegistry._patched", PRIVATE, "surface.registration", EVERY),
     Use(
