@@ -55,11 +55,15 @@ def verify() -> int:
     """Number of required hooks; raises IncompatibleEngine unless every one is in place."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [target for target in _required if target not in HookRegistry._patched]
-    if missing or not _required:
+    if not _required:
+        raise IncompatibleEngine(
+            "SGLang did not load this package; let SGLANG_PLUGINS name sglang_hybrid where it is set, or run "
+            "sglang-hybrid doctor: no plugin was loaded"
+        )
+    if missing := [target for target in _required if target not in HookRegistry._patched]:
         raise IncompatibleEngine(
             f"SGLang {compat.engine_version()} did not accept a hook this server cannot be right without; "
-            f"install sglang=={compat.PRIMARY}: {', '.join(missing) or 'no plugin was loaded'}"
+            f"install sglang=={compat.PRIMARY}: {', '.join(missing)}"
         )
     return len(_required)
 
