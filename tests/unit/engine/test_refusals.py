@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import pytest
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine.launch import adapters, arguments, early, flags, preflight, refusals
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 EXPERTS = "--enable-return-routed-experts"
+MAMBA2 = {**PUBLISHED["granite-4.0-h-small"], "architectures": ["GraniteMoeHybridForCausalLM"]}
 
 
 def complete(folder: Path, *more: str, **ours: str) -> None:
@@ -129,6 +131,28 @@ def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: st
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         raise error  # "line"
     assert launch_server._said(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "given", "why"),
+    [
+        (MAMBA2, True, "--chunked-prefill-size 32", "give --chunked-prefill-size 256 or more: 32"),
+        (MAMBA2, True, "--chunked-prefill-size 256", ""),
+        (MAMBA2, True, "--chunked-prefill-size -1", ""),
+        (MAMBA2, True, "--chunked-prefill-size 32 --mamba-radix-cache-strategy no_buffer", ""),
+        (MAMBA2, True, "--chunked-prefill-size 32 --disable-radix-cache", ""),
+        (QWEN3_NEXT, True, "--chunked-prefill-size 32", ""),
+        (QWEN3_NEXT, False, "--chunked-prefill-size 32", "give --chunked-prefill-size 64 or more: 32"),
+        (LLAMA, False, "--chunked-prefill-size 32", ""),
+    ],
+)
+def test_chunks_that_no_state_is_saved_from(
+    tmp_path: Path, config: dict[str, Any], on_cpu: bool, given: str, why: str
+) -> None:
+    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))]))
+    namespace = flags.parse_engine(["--model-path", str(tmp_path), *given.split()])
+    with pytest.raises(ConfigError, match=f"{why}$") if why else nullcontext():
+        refusals._check_chunks(namespace, model, on_cpu)
 
 
 @pytest.mark.parametrize(
