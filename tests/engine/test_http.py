@@ -112,6 +112,18 @@ def test_a_stream_of_it_is_refused(client: Client, what: str) -> None:
         assert message(path, text)
 
 
+OF_BODIES = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+
+@pytest.mark.parametrize("path", OF_BODIES)
+@pytest.mark.parametrize("body", [b"{bad", {"model": "m", "a": "b" * 100_000, "stream": {}}, [["b" * 100_000]]])
+def test_an_error_tells_of_the_mistake_alone(client: Client, path: str, body: Any) -> None:
+    """Not of the server's files, and not of all that the client sent."""
+    status, text = client.answer(path, body)
+    assert (status, ".py" in text) == (400, False), text[:2_000]
+    assert len(text) < 4_000
+
+
 def test_a_stream_of_ollama_says_what_is_wrong(client: Client) -> None:
     status, text = client.answer("/api/generate", {"model": "m", "prompt": "a", "options": {"top_k": 2**40}})
     assert (status, "top_k" in json.loads(text)["error"]) == (200, True)

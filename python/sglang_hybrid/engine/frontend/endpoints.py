@@ -40,6 +40,12 @@ async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         raise RequestValidationError([problem]) from error
 
 
+def mistaken(original: Callable[..., None], error: Any, errors: Any, *, body: Any = None, **_: Any) -> None:
+    """FastAPI's error of a body that its model refuses, which SGLang sends to the client as it prints it: without the
+    whole body in it, and without the file and line of the endpoint."""
+    original(error, [{**one, "input": shown(one["input"])} if "input" in one else one for one in errors], body=body)
+
+
 def _is_anthropic(fields: Any) -> bool:
     models = [getattr(getattr(field, "field_info", None), "annotation", None) for field in fields or ()]
     return any(getattr(model, "__name__", "") in _WITH_DOCUMENTS for model in models)

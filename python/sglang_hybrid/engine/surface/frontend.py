@@ -86,6 +86,13 @@ FRONTEND: tuple[Hook, ...] = (
         HTTP,
         required=False,
     ),
+    Hook(
+        "fastapi.exceptions:RequestValidationError.__init__",
+        "AROUND",
+        "frontend.endpoints:mistaken",
+        HTTP,
+        required=False,
+    ),
     Hook("fastapi.routing:run_endpoint_function", "AROUND", "frontend.endpoints:call", HTTP, required=False),
     Hook(
         "srt.constrained.base_grammar_backend:BaseGrammarBackend.set_cache",
