@@ -88,3 +88,18 @@ def test_streaming_sessions_and_the_session_radix_cache(
     for session in histories:
         client.post("/close_session", {"session_id": session})
     client.flush()
+
+
+def test_idle_streaming_sessions_leave_room_for_others(serve: Callable[..., Client]) -> None:
+    """Each keeps a row of KV until it is closed; with all rows kept nobody would be admitted any more."""
+    client, rng = serve("gdn", "--enable-streaming-session", "--max-running-requests", "3"), random.Random(23)
+    sessions = [opened(client, streaming=True) for _ in range(2)]
+    for session in sessions:
+        turn(client, words(rng, 90), session_params={"id": session})
+    assert client.answer("/open_session", {"capacity_of_str_len": 10_000, "streaming": True})[0] == 400
+    plain = opened(client)
+    for which in ({"session_params": {"id": sessions[0]}}, {"session_params": {"id": plain}}, {}):
+        assert len(turn(client, words(rng, 90), **which)["output_ids"]) == 8
+    client.post("/close_session", {"session_id": sessions[1]})
+    again = opened(client, streaming=True)
+    assert len(turn(client, words(rng, 90), session_params={"id": again})["output_ids"]) == 8

@@ -150,3 +150,14 @@ def test_ranks_agree_whether_tensors_were_loaded(tmp_path: Path, bad: int) -> No
     assert [success for _, success, *_ in answers] == [False, False]
     assert all("damaged" in said for _, _, said, _ in answers)
     assert [flushes for *_, flushes in answers] == [1, 1], "a rank that found less in its cache than another would hang"
+
+
+@pytest.mark.parametrize(("streams", "there", "opens"), [(True, 2, True), (True, 3, False), (False, 9, True)])
+def test_streaming_sessions_leave_a_row(streams: bool, there: int, opens: bool) -> None:
+    others = {str(number): SimpleNamespace(streaming=True) for number in range(there)}
+    sessions = {**others, "plain": SimpleNamespace(streaming=False)}
+    cache = SimpleNamespace(req_to_token_pool=SimpleNamespace(size=4))
+    controller = SimpleNamespace(sessions=sessions, tree_cache=cache)
+    message = SimpleNamespace(session_id="new", streaming=streams)
+    answer = mistakes.open_session(lambda *_: SimpleNamespace(success=True), controller, message)
+    assert answer.success is opens

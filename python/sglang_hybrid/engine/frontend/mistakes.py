@@ -26,6 +26,22 @@ def resume(original: Callable[..., Any], updater: Any, message: Any) -> Any:
     return original(updater, message)
 
 
+def open_session(original: Callable[..., Any], controller: Any, message: Any) -> Any:
+    """AROUND hook of SessionController.open: streaming sessions leave a row of KV free. One keeps its row while it is
+    idle, and with all rows kept nobody is admitted any more, turns of these sessions neither."""
+    from sglang.srt.managers.io_struct import OpenSessionReqOutput
+
+    rows, streaming = controller.tree_cache.req_to_token_pool.size, bool(message.streaming)
+    if streaming and sum(session.streaming for session in controller.sessions.values()) >= rows - 1:
+        logger.warning(
+            "a streaming session is not opened: each keeps one of %d rows until it is closed, and one stays free; "
+            "close some, open them with a timeout, or start with more --max-running-requests",
+            rows,
+        )
+        return OpenSessionReqOutput(session_id=message.session_id, success=False)
+    return original(controller, message)
+
+
 def send_weights(original: Callable[..., Any], worker: Any, message: Any) -> Any:
     """AROUND hook of send_weights_to_remote_instance: success and message, a group that nobody made included."""
     try:

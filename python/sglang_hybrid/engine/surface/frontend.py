@@ -106,6 +106,12 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "BEFORE", "frontend.loop:require_same", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
+    Hook(
+        "srt.session.session_controller:SessionController.open",
+        "AROUND",
+        "frontend.mistakes:open_session",
+        SCHEDULER,
+    ),
     Hook(UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
     Hook(UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
     Hook(UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),
