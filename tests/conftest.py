@@ -1,5 +1,7 @@
 """Generated examples are the same in every run, whatever the machine; `--hypothesis-profile=explore` draws new ones."""
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,15 @@ _LOADED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  #
 settings.register_profile("repeat", derandomize=True, **_LOADED)
 settings.register_profile("explore", **_LOADED)
 settings.load_profile("repeat")
+
+UNTIL = "SGLANG_HYBRID_TESTS_UNTIL"
+"""In seconds of the epoch: what has not begun by then is skipped, so that a slow machine ends with a result."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip(f"the time is over: {UNTIL}")
 
 
 @pytest.fixture
