@@ -145,6 +145,10 @@ COSTS = tuple(field.name for field in _COSTS)
 SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens", "page", "pass_states")
 """What a simulated server is made from (`sim.shape.Shape`): all 0 where it cannot be, the first two with a budget."""
 
+SLOTS_PER_PASS = 3
+"""Free slots that SGLang wants for each request of a pass before 0.5.23: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`. Logs did
+not say it before version 9."""
+
 BUDGET = ("budget_bytes", "granule_bytes", "kv_row_bytes", "kv_planes", "state_bytes", "request_states")
 """What elastic memory is made from (`memory.sizing`); all 0 where there are two pools of fixed size."""
 

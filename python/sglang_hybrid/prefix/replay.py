@@ -12,15 +12,20 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
-from sglang_hybrid.prefix.log_schema import COSTS, LINE_BYTES, Damage, check_line, check_settings, parsed
+from sglang_hybrid.prefix.log_schema import (
+    COSTS,
+    LINE_BYTES,
+    SLOTS_PER_PASS,
+    Damage,
+    check_line,
+    check_settings,
+    parsed,
+)
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.request_log import READABLE, VERSION
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens
-
-_PASS_STATES = 3
-"""Slots that SGLang wanted for each request of a pass when logs did not say it."""
 
 
 @dataclass
@@ -95,7 +100,7 @@ def _first(path: Path, raw: bytes) -> dict[str, Any]:
     match parsed(raw) if raw else None:
         case [int(version), dict() as settings] if version in READABLE:
             if version < VERSION:
-                settings.setdefault("pass_states", _PASS_STATES)
+                settings.setdefault("pass_states", SLOTS_PER_PASS)
             check_settings(settings)
             return settings
     raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
-
-SLOTS_PER_PASS = 3
-"""Free slots that SGLang wants for each request of a pass before 0.5.23: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`."""
+from sglang_hybrid.prefix.log_schema import SLOTS_PER_PASS
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.guard.guard import DEBT, SAVINGS, Guard
 from sglang_hybrid.prefix.guard.shadow import ShadowLru
+from sglang_hybrid.prefix.log_schema import SLOTS_PER_PASS
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
@@ -20,7 +21,7 @@ from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.server import SimulatedServer
-from sglang_hybrid.sim.shape import SLOTS_PER_PASS, Shape
+from sglang_hybrid.sim.shape import Shape
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
 SMALL = ModelSpec("small", kv_bytes_per_token=8, checkpoint_bytes=1000, flops_per_token=1e6, flops_per_token_pair=10)
