@@ -51,6 +51,18 @@ def places(positions: Sequence[int], start: int, end: int, grid: int, step: int,
     return found
 
 
+def keeps_end(behind: int, last: bool, planned: bool, buffered: bool, grid: int, spare: bool) -> bool:
+    """Whether the state at the end of a pass, `behind` tokens after the last `planned` one, is kept too.
+
+    The end of a chunk is worth a slot only if there are slots to `spare` and no planned state stands for it. The end of
+    a prompt, its `last` pass, is what the next turn continues from, until the answer's own end is there; where states
+    are not `buffered` it costs a copy, and the checkpoint just before it, if there is one, serves the same prompt too.
+    """
+    if last:
+        return not planned or buffered
+    return behind >= grid and spare
+
+
 class AdmissionPolicy(Protocol):
     """Chooses where states are saved."""
 

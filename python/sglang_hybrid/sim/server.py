@@ -10,7 +10,7 @@ from collections import Counter
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import places
+from sglang_hybrid.prefix.admission import keeps_end, places
 from sglang_hybrid.prefix.decisions import AHEAD, Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
@@ -196,7 +196,7 @@ class SimulatedServer(TreeCache):
         request, shape, planned = run.request, self.shape, run.planned
         assert request is not None
         behind = run.computed - max(planned, default=0)
-        takes_end = (not planned or shape.buffers > 0) if last else behind >= shape.grid and self._has_spare()
+        takes_end = keeps_end(behind, last, bool(planned), shape.buffers > 0, shape.grid, self._has_spare())
         made = (takes_end or self._stock) and self._states(1, now)
         at = run.tail if shape.buffers else run.computed
         if made and at:

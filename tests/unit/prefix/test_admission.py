@@ -10,6 +10,7 @@ from sglang_hybrid.prefix.admission import (
     EveryN,
     HistoryAdmission,
     MarconiAdmission,
+    keeps_end,
     places,
     reachable,
 )
@@ -100,3 +101,15 @@ def test_what_the_next_pass_is_too_short_to_save_is_saved_before() -> None:
     for end, wanted_at in ((130, [{64: 129}, {}]), (230, [{}, {164: 229}, {}]), (290, [{}, {}, {264: 289}])):
         chunks = pairwise([*range(0, end, 100), end])
         assert [places([end - 1], *chunk, grid=64, step=64, page=1) for chunk in chunks] == wanted_at
+
+
+def test_the_end_of_a_chunk_is_kept_where_slots_are_to_spare_and_nothing_planned_is_near() -> None:
+    assert keeps_end(64, False, True, True, 64, True)
+    assert not keeps_end(63, False, True, True, 64, True)
+    assert not keeps_end(64, False, True, True, 64, False)
+
+
+def test_the_end_of_a_prompt_is_kept_unless_it_costs_a_copy_beside_a_planned_one() -> None:
+    assert keeps_end(1, True, False, False, 64, False)
+    assert keeps_end(1, True, True, True, 64, False)
+    assert not keeps_end(1, True, True, False, 64, True)

@@ -15,6 +15,7 @@ from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, answered, tracked
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.speculation import guards
+from sglang_hybrid.prefix.admission import keeps_end
 from sglang_hybrid.prefix.decisions import AHEAD
 from sglang_hybrid.prefix.pools import PoolKind
 
@@ -197,7 +198,9 @@ class HybridMamba(_Ordered, MambaComponent):
         if not chunked:
             coordinator.decisions.computed(req.rid)
         behind = token_ids_len - max([0, *(checkpoint.position for checkpoint in taken)])
-        takes_end = not record.pending and (not coordinator.admits or self._takes_end(chunked, bool(taken), behind))
+        buffered, spare = bool(self.cache.enable_mamba_extra_buffer), chunked and coordinator.memory.spare_states()
+        worth = keeps_end(behind, not chunked, bool(taken), buffered, coordinator.grid, spare)
+        takes_end = not record.pending and (not coordinator.admits or worth)
         if takes_end and coordinator.memory.ensure_states(1):
             length = super().prepare_for_caching_req(req, insert_params, token_ids_len, False)
             if length:
@@ -211,17 +214,6 @@ class HybridMamba(_Ordered, MambaComponent):
         insert_params.mamba_value = deepest.slot
         plan.mark = coordinator.decisions.planned_mark(record.request, deepest.wanted, coordinator.now(), False)
         return deepest.position
-
-    def _takes_end(self, chunked: bool, planned: bool, behind: int) -> bool:
-        """Whether the state at the end of this pass, `behind` tokens after the last that was planned, is kept too.
-
-        The end of a chunk is worth a slot only if slots are to spare and no planned one stands for it. The end of a
-        prompt is what the next turn continues from, until the answer's own end is there; without the extra buffer it
-        costs a copy, and the checkpoint just before it, if there is one, serves the same prompt as well.
-        """
-        if chunked:
-            return behind >= self.coordinator.grid and self.coordinator.memory.spare_states()
-        return not planned or bool(self.cache.enable_mamba_extra_buffer)
 
     def commit_insert_component_data(
         self, node: Any, is_new_leaf: bool, params: Any, result: Any, *args: Any, **kwargs: Any
