@@ -35,11 +35,12 @@ class ReplayJob(NamedTuple):
     snapshot: Snapshot
     requests: tuple[LoggedRequest, ...]
     alpha: float
+    prompt_ends: bool = False
 
 
 def replay_hit_tokens(job: ReplayJob) -> int:
     """Input tokens hit when the logged requests run under `job.alpha` from the snapshot."""
-    cache = PrefixCache(job.model, job.capacity_bytes, f"{FIXED}{job.alpha}")
+    cache = PrefixCache(job.model, job.capacity_bytes, f"{FIXED}{job.alpha}", job.prompt_ends)
     cache.load(job.snapshot)
     hit_tokens = 0
     for request in job.requests:
@@ -75,6 +76,7 @@ class MarconiCache(PrefixCache):
         retunes: int = 3,
         neighbours: int = NEIGHBOURS,
         alphas: tuple[float, ...] = ALPHAS,
+        prompt_ends: bool = False,
     ) -> None:
         if multiplier < 1:
             raise ConfigError(
@@ -84,7 +86,7 @@ class MarconiCache(PrefixCache):
             raise ConfigError(f"numbers of repetitions and neighbours cannot be negative: {retunes}, {neighbours}")
         if not alphas:
             raise ConfigError("name at least one alpha to choose from: ()")
-        super().__init__(model, capacity_bytes, f"{FIXED}0")
+        super().__init__(model, capacity_bytes, f"{FIXED}0", prompt_ends)
         self._retunes = retunes
         self._neighbours = neighbours
         self._alphas = alphas
@@ -118,8 +120,8 @@ class MarconiCache(PrefixCache):
         return result
 
     def _tune(self, snapshot: Snapshot) -> None:
-        log = tuple(self._log)
-        jobs = [ReplayJob(self.model, self.capacity_bytes, snapshot, log, alpha) for alpha in self._alphas]
+        log, rest = tuple(self._log), (self.model, self.capacity_bytes, snapshot)
+        jobs = [ReplayJob(*rest, log, alpha, self.prompt_ends) for alpha in self._alphas]
         hits = list(self._grid_map(replay_hit_tokens, jobs))
         last = len(hits) - 1
         around = [

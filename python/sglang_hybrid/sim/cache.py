@@ -11,15 +11,15 @@ POOLS = "pools:"
 """`pools:forecast` is a server's two pools of fixed size under that policy, without a prefix one budget of bytes."""
 
 
-def open_cache(policy: str, capacity_bytes: int, model: ModelSpec | str) -> PrefixCache:
+def open_cache(policy: str, capacity_bytes: int, model: ModelSpec | str, prompt_ends: bool = False) -> PrefixCache:
     """A cache of `capacity_bytes` for `model` (spec or preset name) under `policy` (`prefix.policies.find`).
 
-    Raises ConfigError for unknown names.
+    `prompt_ends`: as `PrefixCache`; `marconi-paper` stays as published. Raises ConfigError for unknown names.
     """
     spec = preset(model) if isinstance(model, str) else model
     if policies.find(policy).tuner != "bootstrap":
-        return PrefixCache(spec, capacity_bytes, policy)
-    return MarconiCache(spec, capacity_bytes, **(PAPER if policy == "marconi-paper" else {}))
+        return PrefixCache(spec, capacity_bytes, policy, prompt_ends)
+    return MarconiCache(spec, capacity_bytes, **(PAPER if policy == "marconi-paper" else {"prompt_ends": prompt_ends}))
 
 
 def open_server(policy: str, capacity_bytes: int, model: ModelSpec) -> SimulatedServer:

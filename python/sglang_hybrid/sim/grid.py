@@ -19,12 +19,14 @@ from sglang_hybrid.sim.cache import POOLS, open_cache, open_server
 from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import Outcome, hit_columns, measure
+from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import Replay, check_capacity, replay
 from sglang_hybrid.sim.reuse import ReuseIndex
 from sglang_hybrid.sim.segments.cache import Memory, SegmentCache
 from sglang_hybrid.sim.segments.options import SUFFIX
 from sglang_hybrid.sim.segments.play import ENDLESS, clairvoyant, columns, endless, play
+from sglang_hybrid.sim.server import SimulatedServer
 from sglang_hybrid.sim.trace import Trace
 
 CEILINGS = ("clairvoyant", "bound", "unbounded")
@@ -117,9 +119,11 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         fields = _ceiling(cell, trace)
     else:
         check_capacity(cell.capacity_bytes)
-        pools = cell.policy.startswith(POOLS)
-        opened = open_server if pools else open_cache
-        cache = opened(cell.policy.removeprefix(POOLS), cell.capacity_bytes, cell.model)
+        cache: SimulatedServer | PrefixCache
+        if cell.policy.startswith(POOLS):
+            cache = open_server(cell.policy.removeprefix(POOLS), cell.capacity_bytes, cell.model)
+        else:
+            cache = open_cache(cell.policy, cell.capacity_bytes, cell.model, trace.prompt_ends)
         result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
@@ -141,7 +145,7 @@ def open_segments(cell: Cell, trace: Trace) -> SegmentCache:
         return endless(trace, model, memory, DEFAULT)
     if policy == "clairvoyant":
         return clairvoyant(trace, model, left, memory, DEFAULT)
-    return SegmentCache(model, left, memory, policy)
+    return SegmentCache(model, left, memory, policy, prompt_ends=trace.prompt_ends)
 
 
 def _with_segments(cell: Cell, trace: Trace, timer: Callable[[], float]) -> dict[str, Any]:

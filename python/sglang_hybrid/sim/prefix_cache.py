@@ -13,6 +13,7 @@ from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.radix_tree import Match
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
@@ -33,13 +34,22 @@ class PrefixCache(TreeCache):
 
     What a request made is inserted first and may itself be what is worth least. Of a sequence larger than the cache
     only what fits is saved. Time that runs backwards is taken as the latest time seen (`clock`).
+    `prompt_ends`: a state is saved at the end of a prompt too, as servers do: the same prompt may come again. The
+    papers save none for its own sake, the answer's end is near.
     """
 
-    def __init__(self, model: ModelSpec, capacity_bytes: int, policy: str | policies.Policy = policies.DEFAULT) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        capacity_bytes: int,
+        policy: str | policies.Policy = policies.DEFAULT,
+        prompt_ends: bool = False,
+    ) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
         super().__init__(Decisions(model, policy), (PoolKind.BYTES,))
         self.capacity_bytes = capacity_bytes
+        self.prompt_ends = prompt_ends
         self._elapsed = Elapsed()
 
     def lookup(self, tokens: Tokens, now: float) -> int:
@@ -84,19 +94,27 @@ class PrefixCache(TreeCache):
         return Commit(tuple(places), self._trim(now), self.tree.kv_tokens)
 
     def _positions(self, request: Request, total: int) -> list[int]:
-        """Where states are saved. The papers save none at a prompt's end for its own sake: the answer's end is near."""
+        """Where states are saved."""
         if total == 0:
             return []
         if self.tree.kv_only:
             return self._fitting([total], 0)
         tail = request.prompt_tokens - 1
-        wanted = {at for at in request.positions if at != tail or at in request.marks or at == request.kv_tokens}
+        ends = request.marks if not self.prompt_ends else {tail}
+        wanted = {at for at in request.positions if at != tail or at in ends or at == request.kv_tokens}
         wanted.update(self.decisions.answer_positions(request, total))
         return self._fitting(sorted(wanted), request.cached_tokens)
 
     def _places(self, positions: list[int]) -> dict[int, int]:
         """Where the states of `positions` are saved, ascending, and the position that each stands for."""
         return {at: at for at in positions}
+
+    def mark(self, request: Request, wanted: int, later: bool, now: float) -> Mark:
+        if self.prompt_ends and wanted == request.prompt_tokens - 1:
+            mark = self.decisions.planned_mark(request, wanted, now, later)
+            self.decisions.touch(mark)
+            return mark
+        return super().mark(request, wanted, later, now)
 
     def _fitting(self, positions: list[int], resumed: int) -> list[int]:
         """`positions` up to the deepest whose whole path could be held."""

@@ -74,12 +74,14 @@ class Trace:
     """Requests in order of arrival, with the name that reports print.
 
     `notes` are sentences about how it was read, `model` what the model costs that served it, where the file says so.
+    `prompt_ends`: what clients asked, of whom some ask the same again, so caches save states at ends of prompts.
     """
 
     name: str
     requests: tuple[TraceRequest, ...]
     notes: tuple[str, ...] = ()
     model: ModelSpec | None = None
+    prompt_ends: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -117,7 +119,11 @@ class Trace:
 
 
 def make_trace(
-    name: str, requests: Iterable[TraceRequest], notes: tuple[str, ...] = (), model: ModelSpec | None = None
+    name: str,
+    requests: Iterable[TraceRequest],
+    notes: tuple[str, ...] = (),
+    model: ModelSpec | None = None,
+    prompt_ends: bool = False,
 ) -> Trace:
     """Sort by arrival (stable) and shift the origin to the first arrival; raises TraceError when there is nothing."""
     ordered = sorted(requests, key=lambda r: r.ts)
@@ -127,7 +133,7 @@ def make_trace(
     first = ordered[0].ts
     if first != 0.0:
         ordered = [replace(r, ts=r.ts - first) for r in ordered]
-    return Trace(name, tuple(ordered), notes, model)
+    return Trace(name, tuple(ordered), notes, model, prompt_ends)
 
 
 def make_request(

@@ -53,11 +53,12 @@ class TreeCache:
         Of KV alone everything up to the last place is saved.
         """
         tree, decisions = self.tree, self.decisions
-        leaf = tree.insert(tokens[: max(places)], now)
+        end = max(places)
+        leaf = tree.insert(tokens[:end], now)
         for at in () if tree.kv_only else sorted(places):
             node = leaf if at == leaf.end else tree.node_at(leaf, at)
             if node.state is None:
-                mark = decisions.mark(request, places[at], now)
+                mark = self.mark(request, places[at], at < end, now)
                 tree.attach(node, mark)
                 self.place(node, mark, now)
             else:
@@ -67,6 +68,10 @@ class TreeCache:
             self._mark_path(request, leaf, now)
         decisions.saved(request, sorted(places))
         return leaf
+
+    def mark(self, request: Request, wanted: int, later: bool, now: float) -> Mark:
+        """The mark for a state wanted at `wanted`; whether a `later` one of the request is saved."""
+        return self.decisions.mark(request, wanted, now)
 
     def _mark_path(self, request: Request, leaf: Node, now: float) -> None:
         """Of KV alone every node of the path has a mark, for a request resumes anywhere; all count as used."""

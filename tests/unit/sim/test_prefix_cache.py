@@ -52,6 +52,37 @@ def test_the_budget_holds_after_every_commit_under_pressure(policy: str, model: 
         cache.check()
 
 
+@pytest.mark.parametrize("answer", [0, 1, 5])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_prompt_again_is_served_where_states_are_saved_at_ends_of_prompts(policy: str, answer: int) -> None:
+    cache, whole = open_cache(policy, 10**6, HYBRID, prompt_ends=True), text(1, 100 + answer)
+    cache.commit(whole, 100, 0.0)
+    assert cache.lookup(whole[:100], 1.0) == (0 if policy == "marconi-paper" else 99)
+    if answer and policy != "marconi-paper":
+        ends = [node.state.kind for node in walk(cache.tree) if node.end == 99 and node.state is not None]
+        assert ends == [Kind.SUPERSEDED], "the next turn goes on behind the answer"
+    cache.check()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ends_of_prompts_stay_within_the_budget(policy: str) -> None:
+    cache, rng = open_cache(policy, 6000, HYBRID, prompt_ends=True), np.random.default_rng(7)
+    prompts = [text(seed, 20 + 12 * seed) for seed in range(8)]
+    for step in range(200):
+        prompt = prompts[int(rng.integers(len(prompts)))]
+        cache.lookup(prompt, float(step))
+        cache.commit(np.concatenate((prompt, text(100 + step, step % 6))), prompt.size, float(step))
+        assert cache.used_bytes() <= 6000
+        cache.check()
+
+
+def test_a_prompt_end_that_was_just_saved_outlives_older_ones() -> None:
+    cache = open_cache("lru", 4000, HYBRID, prompt_ends=True)
+    for seed in range(6):
+        cache.commit(text(seed, 100), 100, float(seed))
+        assert cache.lookup(text(seed, 100), seed + 0.5) == 99
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_last_input_token_is_always_computed(policy: str, model: ModelSpec) -> None:

@@ -16,7 +16,7 @@ from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
 from sglang_hybrid.sim import cli, grid, plots
 from sglang_hybrid.sim.metrics import Outcome
-from sglang_hybrid.sim.readers import marconi
+from sglang_hybrid.sim.readers import marconi, read_trace
 from sglang_hybrid.sim.report import Report
 from sglang_hybrid.sim.workloads import generate
 
@@ -56,6 +56,22 @@ def test_a_file_and_a_generator_give_the_same_hits(tmp_path: Path) -> None:
     ]
     a, b = (grid.run_cell(c) for c in cells)
     assert a.fields["hit_tokens"] == b.fields["hit_tokens"] > 0
+
+
+def test_what_clients_asked_again_is_served_as_by_a_server(tmp_path: Path) -> None:
+    prompt = list(range(400))
+    rows = [{"ts": float(at), "input_ids": prompt, "output_ids": [500 + at, 600 + at]} for at in range(2)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    marconi.write(read_trace(tmp_path / "asked.jsonl"), tmp_path / "paper.jsonl")
+
+    def hits(file: str, policy: str) -> int:
+        cell = grid.cells([grid.Source(str(tmp_path / file))], [preset("marconi-7b")], [policy], [0.5])[0]
+        found: int = grid.run_cell(cell).fields["hit_tokens"]
+        return found
+
+    for policy in ("lru", "marconi", "forecast"):
+        assert hits("asked.jsonl", policy) == 399
+        assert hits("paper.jsonl", policy) == 0, "its caches save no states at ends of prompts"
 
 
 def test_processes_give_what_one_process_gives() -> None:
@@ -192,3 +208,14 @@ def test_the_model_of_a_request_log_is_the_default(tmp_path: Path, capsys: pytes
     assert "model: zamba2-7b (of the request log)" in capsys.readouterr().out
     assert cli.main([*argv, "--model", "Qwen/Qwen3.5-27B"]) == 0
     assert "model: qwen3.5-27b (--model)" in capsys.readouterr().out
+
+
+def test_what_the_server_of_a_log_had_cached_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RequestLog(tmp_path / "requests.log", 1 << 20)
+    decisions = RecordedDecisions(log, preset("zamba2-7b"), "lru")
+    for number, cached in enumerate((0, 6)):
+        request = decisions.arrive(f"r{number}", np.arange(12, dtype=np.int32), float(number), cached, cached)
+        decisions.finish(request, np.arange(12, dtype=np.int32), float(number), 12)
+    log.close()
+    assert cli.main([str(tmp_path / "requests.log"), "--policy", "lru", "--capacity-gb", "1", "--jobs", "1"]) == 0
+    assert "its server had 25.0 % of the input tokens cached." in capsys.readouterr().out

@@ -47,7 +47,8 @@ def read_trace(
     folder = _Folder(Reading(skip_bad, tokenizer), format)
     for file in files:
         folder.add(file, alone=len(files) == 1)
-    return make_trace(name_of(path), folder.requests, folder.reading.all_notes(), folder.model)
+    asked = folder.format != "marconi"  # which was written for the paper's cache
+    return make_trace(name_of(path), folder.requests, folder.reading.all_notes(), folder.model, asked)
 
 
 def detect(row: Row) -> str:
@@ -69,6 +70,11 @@ class _Folder:
         self._forced = format
         self._found: tuple[str, str] | None = None  # the format, and the file that has it
         self._reader: RowReader | None = None
+
+    @property
+    def format(self) -> str:
+        """The format that was found; empty before anything was read."""
+        return self._found[0] if self._found else ""
 
     def add(self, file: Path, alone: bool) -> None:
         """Read one file; raises TraceError, also if its format is another than that of the files before."""

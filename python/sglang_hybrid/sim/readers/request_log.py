@@ -55,6 +55,12 @@ def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], M
         raise TraceError(str(error)) from error
     if under_way:
         reading.notes[f"{name}: the log ends before the answers of so many requests: {len(under_way)}"] += 1
+    if cached := sum(one.arrival[4] for one in asked):
+        share = 100 * cached / sum(len(one.arrival[8]) for one in asked)
+        reading.notes[
+            f"{name}: its server had {share:.1f} % of the input tokens cached. Here states lie at any token and "
+            "nothing runs; `sglang-hybrid replay --simulate` plays the server itself"
+        ] += 1
     home = asked[0].arrival[3] if asked else 0  # requests of one namespace keep their first tokens
     return [_request(one, home, reading) for one in asked if one.tokens], model
 

@@ -71,8 +71,9 @@ class SegmentCache(PrefixCache):
         memory: Memory,
         policy: str | policies.Policy = policies.DEFAULT,
         order: Callable[[ReuseTable, Costs], Order] = ByValue,
+        prompt_ends: bool = False,
     ) -> None:
-        super().__init__(model, capacity_bytes, policy)
+        super().__init__(model, capacity_bytes, policy, prompt_ends)
         self.costs = costs = segment_costs(model, memory.dtype)
         self.memory, self.seams = memory, Seams(memory.seam_tokens, costs.window)
         self.identity = identity(self.seams)

@@ -74,7 +74,9 @@ def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str) -> Segm
     empty = blocks_of(costs, 0)
     blocks = empty.filled(len(known), sum(known.values()), costs.transitions * len(known))
     blocks += empty.filled(1, 1, costs.transitions)  # a new entry has all of its transitions for a while
-    return SegmentCache(model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy)
+    return SegmentCache(
+        model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy, prompt_ends=trace.prompt_ends
+    )
 
 
 def clairvoyant(trace: Trace, model: ModelSpec, capacity_bytes: int, memory: Memory, policy: str) -> SegmentCache:
@@ -84,7 +86,7 @@ def clairvoyant(trace: Trace, model: ModelSpec, capacity_bytes: int, memory: Mem
     for request in trace.requests:
         for each in prompt_of(request, seams, identity(seams)).segments:
             uses.setdefault(each.key, []).append(request.ts)
-    return SegmentCache(model, capacity_bytes, memory, policy, knowing(uses))
+    return SegmentCache(model, capacity_bytes, memory, policy, knowing(uses), trace.prompt_ends)
 
 
 def _name(tokens: Tokens, each: Segment) -> Any:
