@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -103,3 +104,28 @@ def test_idle_streaming_sessions_leave_room_for_others(serve: Callable[..., Clie
     client.post("/close_session", {"session_id": sessions[1]})
     again = opened(client, streaming=True)
     assert len(turn(client, words(rng, 90), session_params={"id": again})["output_ids"]) == 8
+
+
+def test_streaming_sessions_do_not_starve_others(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """They keep most of the KV. A long prompt gets it, and so do turns that wait for each other's."""
+    client = serve("gdn", "--enable-streaming-session", "--max-total-tokens", "2000", "--chunked-prefill-size", "256")
+    reference, rng = references("gdn"), random.Random(24)
+    histories = {opened(client, streaming=True): words(rng, 600) for _ in range(3)}
+    for session, history in histories.items():
+        history += turn(client, history, session_params={"id": session})["output_ids"]
+    plain = words(rng, 700)
+    reference.assert_greedy(plain, turn(client, plain)["output_ids"], "a plain prompt")
+    for number in range(3):
+        new = {session: words(rng, 100) for session in histories}
+        with ThreadPoolExecutor(len(new)) as pool:
+            asked = [pool.submit(turn, client, ids, session_params={"id": session}) for session, ids in new.items()]
+            for answer, session in zip([each.result() for each in asked], histories, strict=True):
+                prompt = histories[session] + new[session]
+                reference.assert_greedy(prompt, answer["output_ids"], f"turn {number}")
+                assert_explained(answer, prompt)
+                histories[session] = prompt + answer["output_ids"]
+    for session in histories:
+        client.post("/close_session", {"session_id": session})
+    client.flush()

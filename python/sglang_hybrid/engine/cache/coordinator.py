@@ -66,6 +66,8 @@ class CacheCoordinator:
         self.scores = rules.scores
         self._message_ends = sorted(rules.message_end_ids)
         self._root: Any = None
+        self.starved = False
+        """Whether the request that is to run next waits for memory, and nobody runs."""
         self.short_tokens = 0
         """Of KV, that an allocation is short of; 0 where SGLang says so itself."""
 

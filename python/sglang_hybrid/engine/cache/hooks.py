@@ -52,7 +52,9 @@ def admit(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any
     if req not in adder.can_run_list[-1:] and memory.let_go(req) and not has_room:
         coordinator.account.event("waited_for_states")
     # SGLang asks again after NO_TOKEN once a running request ends; with none running it never would.
-    return AddReqResult.OTHER if result == AddReqResult.NO_TOKEN and nobody_runs(adder) else result
+    short = result == AddReqResult.NO_TOKEN and nobody_runs(adder)
+    coordinator.starved = short and not adder.can_run_list
+    return AddReqResult.OTHER if short else result
 
 
 def keep_preempted(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

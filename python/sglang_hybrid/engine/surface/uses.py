@@ -189,6 +189,7 @@ USES: tuple[Use, ...] = (
     Use("srt.utils.watchdog:SubprocessWatchdog._names", PRIVATE, "backend launch.replicas", HTTP),
     Use("srt.utils.watchdog:SubprocessWatchdog._processes", PRIVATE, "backend launch.replicas", HTTP),
     Use("srt.managers.scheduler:Scheduler._add_request_to_queue", PRIVATE, "cache.hooks", SCHEDULER),
+    Use("srt.session.session_controller:Session._inflight", PRIVATE, "cache.sessions", SCHEDULER),
     Use("srt.managers.scheduler:Scheduler._engine_paused", PRIVATE, "frontend.idle segments.hooks", SCHEDULER),
     Use("srt.plugins.hook_registry:HookRegistry._patched", PRIVATE, "surface.registration", EVERY),
     Use(

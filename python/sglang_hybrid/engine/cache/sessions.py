@@ -1,0 +1,50 @@
+"""What streaming sessions keep between their turns is given up where nobody could run beside it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_hybrid.engine.cache.hooks import coordinator_of
+from sglang_hybrid.engine.cache.requests import streams
+
+logger = logging.getLogger(__name__)
+
+
+def relieve(result: tuple[Any, Any], scheduler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """AFTER hook of Scheduler._get_new_batch_prefill_raw: one session gives up its KV and state if a request waits for
+    memory and nobody runs, which no request would ever end.
+
+    SGLang keeps them until the session is closed. Its next turn computes its whole history, as after a turn that was
+    aborted. Every rank has the same sessions and requests, in the same order.
+    """
+    coordinator = coordinator_of(scheduler.tree_cache)
+    batch, running = result
+    if coordinator is None or not coordinator.starved or batch is not None or not running.is_empty():
+        return result
+    coordinator.starved = False
+    name = _longest_idle(scheduler) or _last_waiting(scheduler)
+    if name is not None:
+        scheduler.tree_cache.release_session(name)
+        coordinator.account.event("sessions_dropped")
+        logger.warning("a request waits for memory and nobody runs: a streaming session gave up what it kept")
+    return result
+
+
+def _longest_idle(scheduler: Any) -> str | None:
+    """The session whose last turn came first, of those with memory and no turn under way."""
+    held, sessions = scheduler.tree_cache.session.slots, scheduler.session_controller.sessions
+    idle = [name for name, session in sessions.items() if name in held and not session._inflight]
+    return min(idle, key=lambda name: sessions[name].last_active_time, default=None)
+
+
+def _last_waiting(scheduler: Any) -> str | None:
+    """The session of the last turn that waits with memory of its session, behind the one that is to run next."""
+    for req in reversed(scheduler.waiting_queue[1:]):
+        if streams(req) and req.session.session_id in scheduler.tree_cache.session.slots:
+            if hasattr(req, "detach_kv"):
+                req.detach_kv()  # it may have been matched already
+            elif req.req_pool_idx is not None:  # 0.5.17
+                continue
+            return str(req.session.session_id)
+    return None
