@@ -49,7 +49,10 @@ def _serve(arguments: list[str]) -> int:
         preflight.check_port(seen.host, seen.port)
     preparation.enter(rest, config, seen)
     if seen is None:
-        print(flags.help_text())  # noqa: T201
+        try:
+            print(flags.help_text(), flush=True)  # noqa: T201
+        except BrokenPipeError:  # `--help | head`; the rest would be written at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     namespace = flags.parse_engine(rest)
     preflight.check_port(namespace.host, namespace.port)

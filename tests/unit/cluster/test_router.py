@@ -311,11 +311,13 @@ def words_in(kept: list[Any]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("urls", [[], ["ftp://a"], ["http://a:1", "a:1"], ["http://a/b"], ["http://a:x"], ["http://"]])
+@pytest.mark.parametrize(
+    "urls", [[], ["ftp://a"], ["http://a:1", "a:1"], ["http://a/b"], ["http://a:x"], ["http://"], ["nonsense"]]
+)
 def test_addresses_of_workers(urls: list[str]) -> None:
     with pytest.raises(ConfigError):
         checked(urls)
-    assert checked(["http://a:1/", "b:2"]) == ["http://a:1", "http://b:2"]
+    assert checked(["http://a:1/", "b:2", "http://c"]) == ["http://a:1", "http://b:2", "http://c"]
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -102,3 +102,13 @@ def test_bench_serving_is_sglangs_benchmark() -> None:
     ]
     assert shown[0] == shown[1]
     assert "--dataset-name" in shown[0]
+
+
+def test_who_reads_the_help_may_leave_before_its_end() -> None:
+    code = "import sys; from sglang_hybrid.launch_server import main; sys.exit(main(['--help']))"
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert done.returncode == 0, done.stderr
+    assert "BrokenPipe" not in done.stderr

@@ -50,6 +50,7 @@ def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
         (("--hicache-host-memory-mode", "buffer_only"), "stages no recurrent states"),
         (("--hicache-ratio", "-1"), "more than zero"),
         (("--hicache-size", "-2"), "more than zero"),
+        (("--hicache-size", "100000"), "the size is in GB, and this machine has"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[str, ...], reason: str) -> None:

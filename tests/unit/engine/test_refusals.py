@@ -59,6 +59,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--page-size 0", "--page-size must be 1 or more: 0"),
         ("--max-running-requests 0", "--max-running-requests must be 1 or more: 0"),
         ("--context-length -5", "--context-length must be 1 or more: -5"),
+        ("--context-length 7", "give --context-length 8 or more: 7"),
         (EXPERTS, ""),
         (f"{EXPERTS} --enable-hierarchical-cache", "experts or: --enable-hierarchical-cache"),
         (f"{EXPERTS} --disaggregation-mode decode", "or: --disaggregation-mode decode"),

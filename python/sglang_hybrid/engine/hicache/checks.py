@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
+
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
@@ -26,6 +28,10 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         )
     if (namespace.hicache_ratio or 1) <= 0 or namespace.hicache_size < 0:
         raise _refusal("the host tier needs a size of more than zero", _size(namespace))
+    if namespace.hicache_size * 1e9 > (here := psutil.virtual_memory().total):
+        raise _refusal(
+            f"the size is in GB, and this machine has {here / 1e9:.1f}", f"--hicache-size {namespace.hicache_size}"
+        )
     if on_cpu:
         _check_cpu(namespace)
     if model.spec is None or not model.spec.checkpoint_bytes:

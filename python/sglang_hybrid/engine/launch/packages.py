@@ -22,6 +22,7 @@ NEEDED = {
     "uvicorn": "uvicorn",
     "zmq": "pyzmq",
     "psutil": "psutil",
+    "prometheus_client": "prometheus_client",
 }
 """Distribution by module. What else is missing comes out when SGLang is imported."""
 

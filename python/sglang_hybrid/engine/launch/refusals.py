@@ -34,6 +34,9 @@ _RECURRENCE = ("mamba_backend", *(f"linear_attn_{which}backend" for which in _PA
 _COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests", "max_running_requests", "context_length")
 """Zero ends the start or the first request, or lets every request wait for ever."""
 
+_LEAST_CONTEXT = 8
+"""SGLang takes seven tokens of it and a prompt has one. With one in all the start ends on an assertion."""
+
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size")
 _ON_GPU = ("enable_torch_compile", "enable_forward_pass_metrics")
 _SCALED = ("fp8_e4m3", "fp8_e5m2")
@@ -66,6 +69,11 @@ def _check_counts(namespace: Any) -> None:
         count = getattr(namespace, name, None)
         if count is not None and count < 1:
             raise ConfigError(f"{spelled(name)} must be 1 or more: {count}")
+    context = namespace.context_length
+    if context is not None and context < _LEAST_CONTEXT:
+        raise ConfigError(
+            f"no prompt is short enough for this, give --context-length {_LEAST_CONTEXT} or more: {context}"
+        )
 
 
 def _check_lazy(namespace: Any) -> None:
