@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.frontend.segments.aborts import unless_aborted
+from sglang_hybrid.engine.frontend.segments.aborts import note, unless_aborted
 
 
 class Manager:
@@ -53,6 +53,13 @@ def test_an_abort_that_comes_early_is_told_again() -> None:
     manager = Manager()
     assert asyncio.run(goes_by(manager, lambda: manager.abort_request("r")))
     assert manager.ended
+
+
+def test_an_abort_of_all_requests_ends_what_is_prepared() -> None:
+    manager = Manager()
+    assert asyncio.run(goes_by(manager, lambda: note(manager, abort_all=True)))
+    assert manager.ended
+    note(manager, abort_all=True)  # nothing is prepared any more
 
 
 def test_a_request_that_is_gone_is_prepared_no_further_and_not_aborted() -> None:

@@ -119,6 +119,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_WORKER + "init_weights_send_group_for_remote_instance", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
     Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),
     Hook("srt.managers.communicator:FanOutCommunicator.__call__", "AROUND", "frontend.flushes:all_of_them", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.abort_request", "BEFORE", "frontend.segments.aborts:note", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),

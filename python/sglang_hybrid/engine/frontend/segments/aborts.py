@@ -12,16 +12,27 @@ from typing import Any
 
 _LOOK_S, _STEP_S = 0.1, 0.01
 _telling: set[asyncio.Task[None]] = set()
+_preparing: dict[asyncio.Task[None], Any] = {}
+"""By its preparation, what SGLang keeps of each request that something is prepared for."""
+
+
+def note(manager: Any, rid: str = "", abort_all: bool = False) -> None:
+    """BEFORE hook of TokenizerManager.abort_request: SGLang marks the one that it aborts, and none if it aborts all."""
+    if abort_all:
+        for state in filter(None, _preparing.values()):
+            state.abort_sent = True
 
 
 async def unless_aborted(manager: Any, rid: str, work: Coroutine[Any, Any, None]) -> None:
     """Do `work` for the request `rid`, and no more of it once that is aborted; raises what `work` raises."""
     state = manager.rid_to_state.get(rid)
     task = asyncio.create_task(work)
+    _preparing[task] = state
     try:
         while not task.done() and not _aborted(manager, rid, state):
             await asyncio.wait({task}, timeout=_LOOK_S)
     finally:
+        del _preparing[task]
         task.cancel()
     await asyncio.wait({task})
     if _aborted(manager, rid, state):
