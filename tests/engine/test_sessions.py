@@ -129,3 +129,17 @@ def test_streaming_sessions_do_not_starve_others(
     for session in histories:
         client.post("/close_session", {"session_id": session})
     client.flush()
+
+
+def test_what_a_session_kept_for_itself_was_not_evicted(serve: Callable[..., Client]) -> None:
+    client, rng = serve("gdn", "--enable-streaming-session"), random.Random(25)
+    session = opened(client, streaming=True)
+    history: Prompt = []
+    for length in (600, 200):
+        new = words(rng, length)
+        history += new + turn(client, new, session_params={"id": session})["output_ids"]
+    plain = [*history[:-8], *words(rng, 30)]
+    answer = turn(client, plain)
+    assert_explained(answer, plain)
+    assert cached(answer) == 576
+    assert set(misses(answer)) == {"below_granularity", "never_seen"}

@@ -16,6 +16,7 @@ from sglang_hybrid.engine.cache.memory import Memory, Parts
 from sglang_hybrid.engine.cache.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.victims import end_tokens
+from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.segments.composer import Composer
 from sglang_hybrid.engine.segments.marked import marks as marks_segments
 from sglang_hybrid.prefix.admission import places
@@ -87,6 +88,9 @@ class CacheCoordinator:
             self.slots.free_planned(record)
             if requests.streams(req):  # its session keeps what it computes; only the end of a first turn is inserted
                 self.decisions.computed(req.rid)
+                if record.request is not None:
+                    shared = getattr(state_of(req), "cache_protected_len", 0)  # of its first turn, in the tree
+                    record.request.tip.unkept = max(0, record.request.prompt_tokens - max(1, int(shared)))
             elif record.request is not None and self.step and not getattr(req, "skip_radix_cache_insert", False):
                 self._reserve(record, start, start + length, start + length >= len(req.origin_input_ids))
 
