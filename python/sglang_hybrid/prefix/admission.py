@@ -40,11 +40,12 @@ def reachable(wanted: int, start: int, end: int, grid: int, step: int, page: int
 def places(positions: Sequence[int], start: int, end: int, grid: int, step: int, page: int) -> dict[int, int]:
     """Where a pass over [start, end) saves the states wanted at `positions`, and the position that each stands for.
 
-    What the next pass, which begins at `end`, is too short to save is saved as near as this one can.
+    What the next pass, which begins at `end`, is too short to save is saved as near as this one can. No position is the
+    end of a prompt: the next pass runs past it, and the state behind that pass is of no help.
     """
     found: dict[int, int] = {}
     for wanted in positions:
-        short = wanted > end and step > 1 and reachable(wanted, end, wanted, grid, step, page) is None
+        short = wanted > end and reachable(wanted, end, wanted + 1, grid, step, page) is None
         at = reachable(end if short else wanted, start, end, grid, step, page)
         if at is not None:
             found[at] = wanted

@@ -113,3 +113,23 @@ def test_the_end_of_a_prompt_is_kept_unless_it_costs_a_copy_beside_a_planned_one
     assert keeps_end(1, True, False, False, 64, False)
     assert keeps_end(1, True, True, True, 64, False)
     assert not keeps_end(1, True, True, False, 64, True)
+
+
+def test_without_a_grid_the_state_behind_the_prompt_does_not_stand_for_the_one_before_its_last_token() -> None:
+    """Mamba-2 with no_buffer, whose last chunk has no state inside it."""
+    for end, size, step, wanted_at in (
+        (333, 100, 128, [{}, {}, {300: 332}, {}]),
+        (2248, 2048, 256, [{2048: 2247}, {}]),
+        (2348, 2048, 256, [{}, {2304: 2347}]),
+    ):
+        chunks = pairwise([*range(0, end, size), end])
+        assert [places([end - 1], *chunk, grid=1, step=step, page=1) for chunk in chunks] == wanted_at
+
+
+def test_a_last_chunk_shorter_than_a_window_leaves_the_repeat_what_the_chunk_before_has() -> None:
+    """Kernels with a state at any token, LFM2's for one; with a grid, where chunks begin off it."""
+    assert places([699], 616, 693, grid=1, step=1, page=1) == {693: 699}
+    assert places([699], 693, 700, grid=1, step=1, page=1) == {}
+    assert places([701], 616, 693, grid=1, step=1, page=1) == {}, "the last chunk has it"
+    assert places([325], 216, 316, grid=64, step=1, page=1) == {256: 325}
+    assert places([385], 216, 316, grid=64, step=1, page=1) == {}, "the last chunk has 384"
