@@ -219,6 +219,9 @@ def test_an_administrators_mistake_ends_no_scheduler(client: Client, server: Ser
     nobody = {"master_address": "127.0.0.1", "ports": "1", "group_name": "a"}
     status, text = administrator.answer("/send_weights_to_remote_instance", nobody)
     assert (status, "/init_weights_send_group_for_remote_instance" in text) == (400, True)
+    for mistake in ({"log_requests_level": 9}, {"log_requests_format": "xml"}, {"log_level": "loud"}):
+        status, text = administrator.answer("/configure_logging", {"log_requests": True, **mistake})
+        assert (status, next(iter(mistake)) in text) == (400, True), text
     assert len(client.generate(PROMPT, 2)[0]) == 2
 
 

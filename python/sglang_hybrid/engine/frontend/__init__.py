@@ -19,6 +19,7 @@
 | so does a pause that aborts those of another pause      | they are retracted first               | drain.py         |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
+| a level of logs that there is not fails every request   | 400; nothing is changed                | endpoints.py     |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |

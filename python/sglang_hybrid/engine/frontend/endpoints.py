@@ -14,6 +14,7 @@ from sglang_hybrid.engine.frontend.segments import documents
 
 _MISSHAPEN = (AttributeError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
 _LARGEST_ID = 2**32 - 1
+_LEVELS = range(4)
 _WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
 _unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("unrendered", default=None)
@@ -123,6 +124,16 @@ def check_recorder(manager: Any, *args: Any, **kwargs: Any) -> None:
         raise ConfigError(
             "this server records no use of experts; start it with --expert-distribution-recorder-mode stat"
         )
+
+
+def check_logging(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse settings of logs that there are not. SGLang keeps them, refuses them then, and fails at every request."""
+    if request.log_requests_level not in (None, *_LEVELS):
+        raise ConfigError(f"log_requests_level is 0, 1, 2 or 3: {shown(request.log_requests_level)}")
+    if request.log_requests_format not in (None, "text", "json"):
+        raise ConfigError(f"log_requests_format is text or json: {shown(request.log_requests_format)}")
+    if request.log_level is not None and request.log_level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigError(f"log_level is debug, info, warning, error or critical: {shown(request.log_level)}")
 
 
 async def ollama_stream(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
