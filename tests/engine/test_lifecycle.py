@@ -87,13 +87,23 @@ def test_two_servers_then_one_loses_its_scheduler(models: Callable[[str], Path],
         one.wait_ready(PATIENCE_S)
         other.wait_ready(PATIENCE_S)
         family = children(one)
+        files = files_of([*family, psutil.Process(one.process.pid)])
         scheduler = next(process for process in family if "scheduler" in process.name())
         scheduler.kill()
         assert one.process.wait(PATIENCE_S) == 1, "SIGKILL would look like the kernel's out-of-memory killer"
         assert survivors(family) == []
+        assert [file for file in files if Path(file).exists()] == []
         assert "The operating system killed scheduler_0, most often for memory: lower" in one.log.read_text()
         assert len(Client(other).generate(list(range(3, 90)))[0]) == 8
         assert_ends_cleanly(other, signal.SIGINT)
+
+
+def files_of(family: list[psutil.Process]) -> set[str]:
+    """The Unix sockets and the pieces of shared memory that these processes have."""
+    sockets = {link.laddr for each in family for link in each.net_connections("unix") if link.laddr.startswith("/")}
+    shared = {file.path for each in family for file in each.open_files() if file.path.startswith("/dev/shm/")}
+    assert any("sglang_loads" in path for path in shared)
+    return sockets | shared
 
 
 def assert_ends_cleanly(server: Server, number: signal.Signals) -> None:
@@ -112,9 +122,12 @@ def test_a_signal_to_the_group_ends_the_server_cleanly(
     with Server(models("gdn"), log=tmp_path / "server.log") as server:
         server.wait_ready(PATIENCE_S)
         family = children(server)
+        files = files_of([*family, psutil.Process(server.process.pid)])
+        assert len(files) > 2, "sockets, and shared memory for the loads"
         os.killpg(server.process.pid, number)
         assert server.process.wait(PATIENCE_S) == status
         assert survivors(family) == []
+        assert [file for file in files if Path(file).exists()] == []
         said = server.log.read_text()
     assert "Traceback" not in said
     assert "crashed" not in said

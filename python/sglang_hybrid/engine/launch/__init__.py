@@ -13,6 +13,7 @@
 | which environment variables does a start set   | environment.py |
 | may a prefill be captured as a CUDA graph      | graphs.py      |
 | what do SIGTERM and Ctrl-C do                  | stop.py        |
+| which files go when a server ends              | leftovers.py   |
 | what is wrong with this environment            | doctor.py      |
 | what does a running server say of its cache    | status.py      |
 | which packages import, and how to mend others  | packages.py    |

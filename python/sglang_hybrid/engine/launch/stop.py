@@ -15,6 +15,8 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
+from sglang_hybrid.engine.launch import leftovers
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell gives it."""
 
@@ -103,6 +105,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
     finally:
+        leftovers.remove()
         os._exit(INTERRUPTED)
 
 
@@ -117,6 +120,7 @@ def end_with_status(original: Callable[..., Any], pid: int | None, include_paren
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     with suppress(RuntimeError):  # one is not gone in time
         original(pid, include_parent=False, wait_timeout=_PATIENCE_S)
+    leftovers.remove()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(DIED)

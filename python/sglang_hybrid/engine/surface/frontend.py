@@ -133,6 +133,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
+    Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),

@@ -168,6 +168,7 @@ USES: tuple[Use, ...] = (
     Use("srt.utils.server_args_config_parser:ConfigArgumentMerger", IMPORT, "compat", LAUNCHER, since="0.5.21"),
     Use("srt.utils:get_num_new_pages", IMPORT, "pools.allocators", SCHEDULER, when="elastic"),
     Use("srt.utils:kill_process_tree", IMPORT, "launch_server", LAUNCHER),
+    Use("srt.managers.load_snapshot:shm_path_for", IMPORT, "launch.leftovers", EVERY),
     Use("srt.plugins.hook_registry:HookRegistry", IMPORT, "surface.registration", EVERY),
     Use("srt.plugins.hook_registry:HookType", IMPORT, "surface.registration", EVERY),
     # Looked up by name.
