@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang_hybrid.plugin import activate_platform
 from tests.simulation.fingerprint import answer
+from tests.simulation.late import LONGEST, put_off
 from tests.simulation.load import NAMED, SHAPES, Event, Limits, day
 from tests.simulation.scheduler import Clock, SimulatedScheduler
 
@@ -25,7 +26,10 @@ if __name__ == "__mp_main__":
     activate_platform()  # 0.5.17 needs it before anything of SGLang is imported
 
 STUCK = 3
-"""Turns of the loop in which nobody runs although somebody waits: one more is a scheduler that hangs."""
+"""Turns of the loop in which nobody runs although somebody waits: one more is a scheduler that hangs.
+
+Copies that end late may keep all memory that long.
+"""
 
 PREFILL_S, DECODE_S, TOKEN_S = 2e-3, 1e-2, 5e-5
 """Simulated seconds of a prefill, of a step of decoding, and of each token of a prefill."""
@@ -34,7 +38,8 @@ PREFILL_S, DECODE_S, TOKEN_S = 2e-3, 1e-2, 5e-5
 @dataclass
 class Plan:
     """One day on one server: SGLang's and our `flags`, `ranks` of tensor parallelism, names of the load `shapes` that
-    come up (all if there is none), a fault to put in, and the kernel whose states the `prefill` gives back."""
+    come up (all if there is none), a fault to put in, the kernel whose states the `prefill` gives back, and whether
+    copies to and from a host tier end `late`."""
 
     seed: int
     hours: int
@@ -43,6 +48,7 @@ class Plan:
     shapes: tuple[str, ...] = ()
     fault: str = ""
     prefill: str = "triton"
+    late: bool = False
 
 
 class Violation(AssertionError):
@@ -72,6 +78,7 @@ class Day:
             "hit_tokens": sum(self.server.cached.values()), "stamps": len(self.stamps),
             "counts": dict(self.server.coordinator.account.counts) if self.server.coordinator else {},
             "outputs": dict(self.server.counts), "end_s": self.clock.seconds,
+            "tokens_per_verification": self.server.verified[1] / max(1, self.server.verified[0]),
         }  # fmt: skip
 
     def _send_due(self) -> None:
@@ -89,7 +96,7 @@ class Day:
                     self.server.abort(event.rid)
             else:
                 self._sent[event.rid] = event
-                self.server.submit(event.rid, event.prompt, event.new_tokens, **event.more)
+                self.server.submit(event.rid, event.prompt, event.new_tokens, event.stops, **event.more)
 
     def _turn(self) -> None:
         batch = self.server.step()
@@ -116,7 +123,7 @@ class Day:
                 self.clock.seconds = max(self.clock.seconds, self.events[self._next].seconds)
         elif self.server.waiting or self.server.scheduler.running_batch.reqs:
             self._idle_turns += 1
-            if self._idle_turns > STUCK:
+            if self._idle_turns > STUCK + LONGEST * bool(self.server.counts["late_copies"]):
                 raise Violation(f"{self.server.waiting} requests wait, nobody runs, and nothing changes")
         elif not self._leads:
             return
@@ -142,7 +149,7 @@ class Day:
             if rid not in self.server.finished:
                 raise Violation(f"a request was never answered: {rid}")
             output = self.server.finished[rid]
-            if output is not None and output != answer(event.prompt, event.new_tokens):
+            if output is not None and output != answer(event.prompt, event.new_tokens, event.stops):
                 raise Violation(f"a wrong answer to {rid}, {self.server.cached[rid]} tokens from the cache")
         if self._leads and self._in_order:
             due = [rid for rid in self._sent if rid in self.server.cached]
@@ -158,6 +165,9 @@ class Day:
             if len(self.events) > 100 and len(self.stamps) < 10:
                 raise Violation(f"time stands still: {len(self.events)} requests at {sorted(self.stamps)}")
         cache = held.tree_cache
+        if self.server.counts["late_copies"]:
+            self.server.turns += LONGEST
+            cache.check_hicache_events()
         if cache.full_protected_size() or cache.mamba_protected_size():
             raise Violation(f"locks are left: {cache.full_protected_size()}, {cache.mamba_protected_size()}")
         if not held.flush_cache():
@@ -192,6 +202,8 @@ def _rank(plan: Plan, rank: int, server_args: Any, port_args: Any, results: Any)
 
         TritonGDNKernel.uses_state_checkpoints = True  # SGLang plans FlashInfer's checkpoints; `fingerprint` has them
     server = SimulatedScheduler(server_args, port_args, rank, Clock(1000.0 + 977.0 * rank))
+    if plan.late:
+        put_off(server, plan.seed)
     held = server.scheduler
     limits = Limits(
         min(held.max_total_num_tokens * 9 // 10, held.max_req_input_len) - 64,
@@ -277,14 +289,16 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in NAMED], default=())
     parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("--preset", choices=("gdn", "mamba2"), default="gdn")
+    parser.add_argument("--preset", choices=("gdn", "mamba2", "mtp"), default="gdn")
     parser.add_argument("--prefill", choices=("triton", "flashinfer"), default="triton")
+    parser.add_argument("--late", action="store_true", help="copies to and from a host tier end late")
     parser.add_argument("--model", type=Path, help="folder of the preset, built if need be")
     parser.add_argument("flags", nargs="*")
     given = parser.parse_args()
     folder = model.build(given.model or Path("models") / f"demo-{given.preset}", given.preset)
     shapes = tuple(given.shapes)
-    plan = Plan(given.seed, given.hours, tuple(given.flags), given.ranks, shapes, given.fault, given.prefill)
+    more = (given.fault, given.prefill, given.late)
+    plan = Plan(given.seed, given.hours, tuple(given.flags), given.ranks, shapes, *more)
     try:
         print(json.dumps(simulate(plan, folder)))  # noqa: T201
     except Violation as error:

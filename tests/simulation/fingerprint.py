@@ -9,12 +9,15 @@ state, a stale slot or freed KV fails at once.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+
+from sglang_hybrid.engine.cpu.speculation.trees import parents_of
 
 FIRST, LETTERS = 33, 90
 """Greedy tokens are FIRST + checksum % LETTERS: printable, and one byte each."""
@@ -34,13 +37,24 @@ def next_token(state: int) -> int:
     return FIRST + state % LETTERS
 
 
-def answer(prompt: list[int], count: int) -> list[int]:
-    """The first `count` greedy tokens behind `prompt`."""
-    state, tokens = checksum(prompt), []
-    for _ in range(count):
+def answer(prompt: list[int], count: int, stops: Collection[int] = ()) -> list[int]:
+    """The first `count` greedy tokens behind `prompt`, or those up to the first of `stops`."""
+    state, tokens = checksum(prompt), list[int]()
+    while len(tokens) < count and not (tokens and tokens[-1] in stops):
         tokens.append(next_token(state))
         state = checksum(tokens[-1:], state)
     return tokens
+
+
+def digits(state: int) -> list[float]:
+    """A state as numbers that are exact in any float type."""
+    return [float(state >> shift & 255) for shift in (0, 8, 16, 24)]
+
+
+def undigits(numbers: Any) -> int:
+    """The state that was written as `numbers` [4]."""
+    low, second, third, high = numbers.int().tolist()
+    return low | second << 8 | third << 16 | high << 24
 
 
 @dataclass
@@ -53,6 +67,10 @@ class _Row:
 
     def state(self, offset: int) -> int:
         return checksum(self.tokens[:offset], self.before)
+
+    def states(self) -> list[int]:
+        """Behind every token."""
+        return list(accumulate(self.tokens, lambda before, token: checksum([token], before), initial=self.before))[1:]
 
 
 class FingerprintModel:
@@ -75,11 +93,44 @@ class FingerprintModel:
         self._kv[batch.out_cache_loc, 0, 0] = input_ids.to(self._kv.dtype)
         slots = self._linear.forward_metadata.mamba_cache_indices.tolist()
         tokens = input_ids.numpy().astype(np.int32)
-        run = self._decode if batch.forward_mode.is_decode() else self._extend
+        self._hidden: list[int] = []
+        run = self._extend
+        if batch.forward_mode.is_target_verify():
+            run = self._verify
+        elif batch.forward_mode.is_decode():
+            run = self._decode
         ends = run(batch, slots, tokens)
         logits = torch.zeros(len(ends), self._vocabulary)
         logits[range(len(ends)), [next_token(end) for end in ends]] = 1.0
-        return LogitsProcessorOutput(next_token_logits=logits)
+        hidden = None
+        if batch.capture_hidden_mode.need_capture():  # what a head reads: a state per token
+            hidden = torch.zeros(len(self._hidden), self._runner.model_config.hidden_size)
+            hidden[:, :4] = torch.tensor([digits(state) for state in self._hidden])
+        return LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
+
+    def _verify(self, batch: Any, slots: list[int], tokens: np.ndarray) -> list[int]:
+        """Candidates leave states and windows of their own, each behind its parent; the pool stays as it is."""
+        tree, held = batch.spec_info, self._rows.mamba_pool.mamba_cache
+        nodes = tree.draft_token_num
+        links = (tree.retrieve_next_token, tree.retrieve_next_sibling)
+        parents = [list(range(-1, nodes - 1))] * len(slots)
+        if tree.tree_topk != 1:  # n-grams are trees of any width
+            parents = parents_of(*links).tolist()
+        for row, (slot, prefix) in enumerate(zip(slots, batch.seq_lens.tolist(), strict=True)):
+            if (self._passes + row) % 4 == 0:
+                self._check(batch, row, slot, prefix)
+            left = [self._read(slot)]
+            windows = [self._windows[slot, 0].tolist()]
+            for node in range(nodes):
+                token = tokens[row * nodes + node : row * nodes + node + 1]
+                parent = parents[row][node] + 1
+                left.append(checksum(token, left[parent]))
+                windows.append([*windows[parent][1:], float(token[0])])
+                to = held.intermediate_ssm[0][row, node]
+                to[(0,) * (to.dim() - 1)][:4] = torch.tensor(digits(left[-1]))
+                held.intermediate_conv_window[0][0][row, node, 0] = torch.tensor(windows[-1])
+            self._hidden += left[1:]
+        return self._hidden
 
     def _decode(self, batch: Any, slots: list[int], tokens: np.ndarray) -> list[int]:
         lengths = batch.seq_lens.tolist()
@@ -103,6 +154,8 @@ class FingerprintModel:
         for row, (slot, prefix) in enumerate(zip(slots, batch.extend_prefix_lens_cpu, strict=True)):
             self._check(batch, row, slot, prefix)
             rows.append(_Row(at, tokens[at : at + lengths[row]], self._read(slot)))
+            if batch.capture_hidden_mode.is_full():
+                self._hidden += rows[-1].states()
             at += lengths[row]
         self._track_windows(batch, tokens)
         for slot, row in zip(slots, rows, strict=True):
@@ -163,12 +216,10 @@ class FingerprintModel:
             raise WrongState(f"row {row}: the window in slot {slot} is not that of the {prefix} tokens before the pass")
 
     def _read(self, slot: int) -> int:
-        low, second, third, high = self._states[slot].reshape(-1)[:4].int().tolist()
-        return low | second << 8 | third << 16 | high << 24
+        return undigits(self._states[slot].reshape(-1)[:4])
 
     def _write(self, slot: int, state: int) -> None:
-        digits = [float(state >> shift & 255) for shift in (0, 8, 16, 24)]  # exact in any float type
-        self._states[(slot, *(0,) * (self._states.dim() - 2))][:4] = torch.tensor(digits)
+        self._states[(slot, *(0,) * (self._states.dim() - 2))][:4] = torch.tensor(digits(state))
 
 
 def _pairs(metadata: Any, first: str, second: str) -> list[tuple[int, int]]:

@@ -16,7 +16,8 @@ class Event:
     """At `seconds` a client sends a request, hangs up on one (`abort`), or an operator flushes the cache, pauses the
     scheduler by one of SGLang's modes (`pause`), or lets it `go` on.
 
-    `more` are fields of SGLang's request: priority, extra_key, boundaries.
+    The answer ends at the first of the tokens `stops`, which are asked for as strings. `more` are fields of SGLang's
+    request: priority, extra_key, boundaries.
     """
 
     seconds: float
@@ -27,6 +28,7 @@ class Event:
     flush: bool = False
     pause: str = ""
     go: bool = False
+    stops: tuple[int, ...] = ()
     more: dict[str, object] = field(default_factory=dict)
 
 
@@ -160,8 +162,23 @@ def longest(random: Random, limits: Limits, name: str) -> Iterator[Event]:
             yield Event(20.0 * number, f"{name}-{number}-{size}", text(random, size), 1)
 
 
+def stops(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Chats whose answers end at a string, mostly in the middle of a run of accepted tokens, or after one token."""
+    for chat in range(random.randrange(6, 16)):
+        prompt, seconds = text(random, random.randrange(20, limits.context // 4)), random.uniform(0, 300)
+        for turn in range(random.randrange(2, 8)):
+            ends = tuple(random.sample(range(33, 97), random.randrange(1, 6)))  # the others are no characters
+            count = random.choice((1, 1, random.randrange(2, 120)))
+            if len(prompt) + count > limits.context:
+                break
+            yield Event(seconds, f"{name}-{chat}-{turn}", list(prompt), count, stops=ends)
+            prompt += answer(prompt, count, ends)[: random.choice((-1, count))]  # with the stop, or without it
+            prompt += text(random, random.randrange(1, 60))
+            seconds += random.expovariate(1 / 20)
+
+
 SHAPES = (conversations, burst, giants, long_answers, documents, scan, hang_ups, flushes)
-NAMED = (*SHAPES, pauses, longest)
+NAMED = (*SHAPES, pauses, stops, longest)
 
 
 def day(

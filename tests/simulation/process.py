@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL = ("--max-mamba-cache-size", "24", "--max-total-tokens", "3072", "--chunked-prefill-size", "256")
+ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--chunked-prefill-size", "256")
 ROWS = ("--max-running-requests", "6")
 
 ROOT = Path(__file__).parents[2]

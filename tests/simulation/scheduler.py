@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tests.simulation.drafting import FingerprintDraft, foresee
 from tests.simulation.fingerprint import FingerprintModel
 
 
@@ -61,7 +62,10 @@ class Outbox:
 
 
 class SimulatedScheduler:
-    """One rank. `finished` has the output tokens by request, None for one that was aborted."""
+    """One rank. `finished` has the output tokens by request, None for one that was aborted.
+
+    `verified` are rows of verifications and the tokens that they brought.
+    """
 
     def __init__(self, server_args: Any, port_args: Any, rank: int, clock: Clock) -> None:
         from sglang.srt.managers import scheduler
@@ -77,7 +81,15 @@ class SimulatedScheduler:
         gc.collect()
         gc.freeze()  # SGLang collects garbage at every flush, and would walk over all it imported
         runner = self.scheduler.tp_worker.model_runner
+        self.models = [runner.model]
         runner.model.forward = FingerprintModel(runner)
+        worker = getattr(self.scheduler.draft_worker, "draft_worker", None)
+        if worker is not None:
+            reads = not runner.spec_algorithm.is_standalone()
+            worker.draft_runner.model.forward = FingerprintDraft(worker.draft_runner, runner, reads)
+            self.models.append(worker.draft_runner.model)
+        elif self.scheduler.draft_worker is not None:
+            foresee(self.scheduler.draft_worker, runner)
         self.clock = clock
         self.wire, self.outbox = Wire(), Outbox()
         self._connect()
@@ -87,6 +99,12 @@ class SimulatedScheduler:
         self.admitted: list[str] = []
         self.counts: Counter[str] = Counter()
         self._told = 0
+        self.verified, self.turns = [0, 0], 0
+        self._overlaps = not server_args.disable_overlap_schedule
+        self._results: deque[tuple[Any, Any]] = deque()
+        self.scheduler.result_queue = self._results
+        self._sampled: Any = None
+        self._process, self.scheduler.process_batch_result = self.scheduler.process_batch_result, self._taken_in
         self._count_preemptions()
 
     def _count_preemptions(self) -> None:
@@ -125,17 +143,19 @@ class SimulatedScheduler:
         elif self.coordinator is not None:
             self.coordinator.now = self.coordinator.memory.now = self.clock.now
 
-    def submit(self, rid: str, prompt: Sequence[int], new_tokens: int, **more: Any) -> None:
-        """A request for `new_tokens` greedy tokens behind `prompt`; `boundaries` become custom parameters."""
+    def submit(self, rid: str, prompt: Sequence[int], new_tokens: int, stops: Sequence[int] = (), **more: Any) -> None:
+        """A request for `new_tokens` greedy tokens behind `prompt`, at most up to the string of one of `stops`;
+        `boundaries` become custom parameters."""
         from sglang.srt.managers import io_struct
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         boundaries = more.pop("boundaries", None)
         sampling = SamplingParams(
             max_new_tokens=new_tokens, temperature=0, ignore_eos=True,
+            stop=[self.scheduler.tokenizer.decode([token]) for token in stops] or None,
             custom_params={"cache_boundaries": list(boundaries)} if boundaries else None,
         )  # fmt: skip
-        sampling.normalize(None)
+        sampling.normalize(self.scheduler.tokenizer)
         request = io_struct.TokenizedGenerateReqInput(
             rid=rid, input_text=None, input_ids=array("q", prompt), input_embeds=None, mm_inputs=None,
             token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
@@ -181,6 +201,7 @@ class SimulatedScheduler:
     def step(self) -> Any | None:
         """One turn of SGLang's event loop; returns the batch that ran."""
         held = self.scheduler
+        self.turns += 1
         held.ingest_requests()
         if held._engine_paused:
             self._read_outbox()
@@ -189,16 +210,37 @@ class SimulatedScheduler:
         held.running_batch = plan.running_batch
         batch = plan.batch_to_run
         if batch:
-            requests, extends = list(batch.reqs), batch.forward_mode.is_extend()
-            if extends:
-                self._admit(zip(requests, batch.prefix_lens, strict=True))
-            held.process_batch_result(batch, held.run_batch(batch))
-            self._collect(requests)
-        else:
+            if batch.forward_mode.is_extend():
+                self._admit(zip(batch.reqs, batch.prefix_lens, strict=True))
+            if self._overlaps:
+                self._launch(batch)
+            else:
+                held.process_batch_result(batch, held.run_batch(batch))
+        elif not self._results:
             held.on_idle()
+        if self._overlaps:
+            self._settle(1 if batch else 0)
         held.last_batch = batch
         self._read_outbox()
         return batch
+
+    def _launch(self, batch: Any) -> None:
+        held = self.scheduler
+        if self._results and held.is_disable_overlap_for_batch(batch, last_batch=held.last_batch):
+            self._settle(0)
+        result = held.run_batch(batch)
+        self._results.append((batch.copy(), result))
+        self._sampled = (batch, result)
+
+    def _settle(self, ahead: int) -> None:
+        """Take in the results of passes, but for the last `ahead`."""
+        held = self.scheduler
+        while len(self._results) > ahead:
+            batch, result = self._results.popleft()
+            held.process_batch_result(batch, result)
+        if ahead and self._sampled is not None:
+            held.launch_batch_sample_if_needed(self._sampled[1], self._sampled[0])
+            self._sampled = None
 
     def _admit(self, prefixes: Iterable[tuple[Any, int]]) -> None:
         for request, prefix in prefixes:
@@ -206,11 +248,17 @@ class SimulatedScheduler:
                 self.cached[request.rid] = prefix
                 self.admitted.append(request.rid)
 
-    def _collect(self, requests: list[Any]) -> None:
+    def _taken_in(self, batch: Any, result: Any) -> None:
+        """The answers of a pass, which SGLang itself takes in where a pause begins."""
+        requests = list(batch.reqs)
+        if getattr(result, "accept_lens", None) is not None:
+            self.verified[0] += len(requests)
+            self.verified[1] += int(result.accept_lens.sum())
+        self._process(batch, result)
         for request in requests:
             if request.finished() and request.rid not in self.finished:
                 aborted = type(request.finished_reason).__name__ == "FINISH_ABORT"
-                self.finished[request.rid] = None if aborted else list(request.output_ids)
+                self.finished[request.rid] = None if aborted else list(request.output_ids_through_stop)
 
     def _read_outbox(self) -> None:
         for message in self.outbox.messages[self._told :]:

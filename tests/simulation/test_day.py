@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.process import ROWS, SMALL, Models, simulate
+from tests.simulation.process import ELASTIC, ROWS, SMALL, Models, simulate
 
-ELASTIC = ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.006", "--chunked-prefill-size", "256")
 SLOW = pytest.mark.slow
 
 
