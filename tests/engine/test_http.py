@@ -29,8 +29,8 @@ pytestmark = pytest.mark.engine
 KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
 LIMITS = ("--hybrid-max-body-mb", "0.5", "--hybrid-max-sequences", "64")
 PROXY = ("--fastapi-root-path", "/behind/a/proxy")
-PROCESSORS = "--enable-custom-logit-processor"
-FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", PROCESSORS, *LIMITS, *PROXY)
+OPTIONS = ("--enable-custom-logit-processor", "--enable-metrics")
+FLAGS = ("--api-key", KEY, "--admin-api-key", MASTER, "--context-length", "2048", *LIMITS, *PROXY, *OPTIONS)
 FEW = {"max_new_tokens": 3}
 PROMPT = list(range(3, 103))
 
@@ -160,6 +160,13 @@ def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
     fields = {"max_new_tokens": 12, "logit_bias": {"67": 100}, "stop_regex": "[^b]a+"}
     answer = client.post("/generate", {"input_ids": [5, 6], "sampling_params": fields})
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "[^b]a+"}
+
+
+def test_labels_that_metrics_do_not_have_end_nothing(client: Client, server: Server) -> None:
+    labelled = {"input_ids": PROMPT, "sampling_params": FEW, "custom_labels": {"team": "a", "model_name": "forged"}}
+    assert client.answer("/generate", labelled)[0] == 200
+    assert len(client.generate(PROMPT, 2)[0]) == 2
+    assert "forged" not in client.answer("/metrics", method="GET")[1]
 
 
 @pytest.mark.parametrize("text", ["abc", "{}", '{"callable": "80"}', json.dumps({"callable": dill.dumps(print).hex()})])

@@ -20,10 +20,12 @@
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | a level of logs that there is not fails every request   | 400; nothing is changed                | endpoints.py     |
+| a label that metrics lack ends the HTTP process         | it is left out                         | labels.py        |
+| each priority that ever came is written with each batch | the first 64 are                       | labels.py        |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
-`ids.py`, `grammars.py`, `idle.py` and `mistakes.py` act in the scheduler. `engine/surface/hooks.py` registers all of
-it, `limits.py` holds the bounds; docs/security.md lists them.
+`ids.py`, `grammars.py`, `idle.py` and `mistakes.py` act in the scheduler, `labels.py` in both.
+`engine/surface/hooks.py` registers all of it, `limits.py` holds the bounds; docs/security.md lists them.
 """

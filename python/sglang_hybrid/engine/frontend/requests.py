@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from sglang_hybrid.engine.frontend import media, placeholders
+from sglang_hybrid.engine.frontend import labels, media, placeholders
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.processors import require_readable
@@ -31,6 +31,7 @@ async def generate(
     if path is not None:
         require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    labels.keep_allowed(obj, manager.server_args.tokenizer_metrics_allowed_custom_labels)
     require_embeds(obj.input_embeds, manager.model_config)
     if getattr(obj, "custom_logit_processor", None) and manager.server_args.enable_custom_logit_processor:
         await asyncio.to_thread(require_readable, obj.custom_logit_processor)

@@ -125,6 +125,8 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.collect_metrics", "AROUND", "frontend.labels:collect", HTTP),
+    Hook("srt.observability.metrics_collector:QueueCount.from_reqs", "AFTER", "frontend.labels:count", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.configure_logging", "BEFORE", "frontend.endpoints:check_logging", HTTP),
     Hook("srt.sampling.sampling_params:get_max_seq_length", "AFTER", "frontend.stop_patterns:span", HTTP),
     Hook(_USAGE + "calculate_response_usage", "AFTER", "frontend.usage:explain", HTTP),
