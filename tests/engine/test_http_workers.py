@@ -67,3 +67,11 @@ def test_every_worker_has_the_hooks(models: Callable[[str], Path], tmp_path: Pat
         assert "forged" not in server.log.read_text().replace(r"\n[2030-01-01] forged", "")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(900) == 0
+
+
+def test_workers_that_are_told_to_stop_as_they_start_end(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Before SGLang's own first request, for whose answer they would wait; nobody gives it any more."""
+    with Server(models("gdn"), WORKERS, log=tmp_path / "server.log") as server:
+        assert eventually(lambda: ACTIVE in server.log.read_text(), every_s=0.05)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(100) is not None

@@ -1,6 +1,7 @@
 """A stop in a pause, with a manager that stands for SGLang's."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,23 @@ class Manager:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "LOOK_S", 0.001)
     monkeypatch.setattr(drain, "PATIENCE_S", 0.05)
+
+
+def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, answered = threading.Event(), threading.Event()
+    monkeypatch.setattr(drain, "_closed", closed)
+    waiting = threading.Thread(target=drain.warm_up, args=(answered.wait,), daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    drain.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert not answered.is_set()
+    monkeypatch.setattr(drain, "_closed", threading.Event())
+    done: list[str] = []
+    drain.warm_up(done.append, "it is waited for as long as the server is open")
+    assert len(done) == 1
 
 
 @pytest.mark.parametrize(

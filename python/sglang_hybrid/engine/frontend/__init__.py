@@ -16,6 +16,7 @@
 | so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
 | so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
 | a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
+| so does one before the first request, for minutes       | it waits no more once it is closed     | drain.py         |
 | so does a pause that aborts those of another pause      | they are retracted first               | drain.py         |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |

@@ -1,12 +1,14 @@
 """Who waits for requests to end sees that they can: a server that is told to stop in a pause, and a pause that aborts.
 
-SGLang waits too, for requests that nobody lets go on. Runs in the HTTP process.
+SGLang waits too, for requests that nobody lets go on, and for its first one, which nobody answers any more where the
+server is told to stop before it. Runs in the HTTP process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,21 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 PATIENCE_S = 10.0
 """How long a pause may take to end: it cannot while the one that began it still waits."""
+
+_closed = threading.Event()
+
+
+def close(*_: Any, **__: Any) -> None:
+    """BEFORE hook of uvicorn's Server.shutdown: from here on no connection is taken."""
+    _closed.set()
+
+
+def warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """AROUND hook of _wait_and_warmup: the end of a server waits for it, and it for an answer, up to twelve minutes."""
+    thread = threading.Thread(target=original, args=args, kwargs=kwargs, daemon=True)
+    thread.start()
+    while thread.is_alive() and not _closed.wait(LOOK_S / 10):
+        pass
 
 
 async def drain(original: Callable[..., Any], manager: Any) -> Any:

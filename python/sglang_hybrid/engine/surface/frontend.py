@@ -121,6 +121,8 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.communicator:FanOutCommunicator.__call__", "AROUND", "frontend.flushes:all_of_them", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.abort_request", "BEFORE", "frontend.segments.aborts:note", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
+    Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
+    Hook("srt.entrypoints.http_server:_wait_and_warmup", "AROUND", "frontend.drain:warm_up", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
