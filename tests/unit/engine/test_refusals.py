@@ -135,25 +135,22 @@ def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: st
 
 
 @pytest.mark.parametrize(
-    ("config", "on_cpu", "given", "why"),
+    ("config", "given", "why"),
     [
-        (MAMBA2, True, "--chunked-prefill-size 32", "give --chunked-prefill-size 256 or more: 32"),
-        (MAMBA2, True, "--chunked-prefill-size 256", ""),
-        (MAMBA2, True, "--chunked-prefill-size -1", ""),
-        (MAMBA2, True, "--chunked-prefill-size 32 --mamba-radix-cache-strategy no_buffer", ""),
-        (MAMBA2, True, "--chunked-prefill-size 32 --disable-radix-cache", ""),
-        (QWEN3_NEXT, True, "--chunked-prefill-size 32", ""),
-        (QWEN3_NEXT, False, "--chunked-prefill-size 32", "give --chunked-prefill-size 64 or more: 32"),
-        (LLAMA, False, "--chunked-prefill-size 32", ""),
+        (MAMBA2, "--chunked-prefill-size 32", "give --chunked-prefill-size 256 or more: 32"),
+        (MAMBA2, "--chunked-prefill-size 256", ""),
+        (MAMBA2, "--chunked-prefill-size -1", ""),
+        (MAMBA2, "--chunked-prefill-size 32 --mamba-radix-cache-strategy no_buffer", ""),
+        (MAMBA2, "--chunked-prefill-size 32 --disable-radix-cache", ""),
+        (QWEN3_NEXT, "--chunked-prefill-size 32", "give --chunked-prefill-size 64 or more: 32"),
+        (LLAMA, "--chunked-prefill-size 32", ""),
     ],
 )
-def test_chunks_that_no_state_is_saved_from(
-    tmp_path: Path, config: dict[str, Any], on_cpu: bool, given: str, why: str
-) -> None:
+def test_chunks_that_no_state_is_saved_from(tmp_path: Path, config: dict[str, Any], given: str, why: str) -> None:
     model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))]))
     namespace = flags.parse_engine(["--model-path", str(tmp_path), *given.split()])
     with pytest.raises(ConfigError, match=f"{why}$") if why else nullcontext():
-        refusals._check_chunks(namespace, model, on_cpu)
+        refusals._check_chunks(namespace, model)
 
 
 @pytest.mark.parametrize(
