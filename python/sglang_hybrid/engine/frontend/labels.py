@@ -1,7 +1,7 @@
 """What clients put into the labels of metrics: names that the server has, and few priorities.
 
 A name that the metrics do not have ends SGLang's HTTP process. For every priority that ever came it keeps some twenty
-series, and the scheduler writes a part of them with every batch: with priorities that are times it stalls.
+series, and the scheduler writes a part of them with every batch: with priorities that are times, without end.
 """
 
 from __future__ import annotations
