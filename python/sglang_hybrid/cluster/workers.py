@@ -95,9 +95,10 @@ def checked(urls: list[str]) -> list[str]:
     """The addresses of workers without what is too much; raises ConfigError for one that is none, or there twice."""
     found: list[str] = []
     for url in urls:
-        parts = addresses.server(url if "://" in url else f"http://{url}")
-        named = parts is not None and ("://" in url or parts.port is not None)  # a word alone is no address
-        if parts is None or not named or parts.query or parts.username:
+        whole = "://" in url
+        parts = addresses.server(url if whole else f"http://{url}")
+        if parts is None or (not whole and parts.port is None) or parts.query or parts.username:
+            # a word alone is no address either
             raise ConfigError(f"a worker is the address of a server, such as http://10.0.0.1:30000: {url}")
         name = f"{parts.scheme}://{parts.netloc}"
         if name in found:

@@ -100,8 +100,8 @@ class PrefixCache(TreeCache):
         if self.tree.kv_only:
             return self._fitting([total], 0)
         tail = request.prompt_tokens - 1
-        ends = request.marks if not self.prompt_ends else {tail}
-        wanted = {at for at in request.positions if at != tail or at in ends or at == request.kv_tokens}
+        kept = self.prompt_ends or tail in request.marks or tail == request.kv_tokens
+        wanted = {at for at in request.positions if kept or at != tail}
         wanted.update(self.decisions.answer_positions(request, total))
         return self._fitting(sorted(wanted), request.cached_tokens)
 

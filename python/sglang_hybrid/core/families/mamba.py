@@ -31,7 +31,7 @@ def nemotron_h(reader: ConfigReader) -> Architecture:
         raise reader.wrong("hybrid_override_pattern", "a non-empty sequence of M, *, - and E", value)
     hidden = reader.count("hidden_size")
     inner = reader.count("mamba_num_heads") * reader.count("mamba_head_dim")
-    mixer = mamba2(reader, inner, groups_key="n_groups")  # its pools'; layers read mamba_n_groups
+    mixer = mamba2(reader, inner, groups_key="n_groups")  # SGLang's layers read mamba_n_groups
     kinds: dict[str, Layer] = {"mamba": mixer, "attention": attention(reader)}
     if "mlp" in labels:
         kinds["mlp"] = Mlp(hidden, reader.count("intermediate_size"), gated=False)

@@ -62,8 +62,14 @@ def check_weights(folder: Path) -> None:
         _check_safetensors(file)
 
 
-def tensor_names(folder: Path) -> set[str] | None:
-    """Names of the tensors that SGLang loads from `folder`, whose files are whole; None if none is safetensors."""
+def tensor_names(path: str, load_format: str) -> set[str] | None:
+    """Names of the tensors that SGLang loads from the folder `path`, whose files are whole.
+
+    None if none is safetensors, or none is loaded: the format `dummy`.
+    """
+    if load_format == "dummy":
+        return None
+    folder = Path(path).expanduser()
     index = folder / _INDEX
     if index.is_file():
         return set(_parsed(index.read_bytes(), index).get("weight_map") or {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -135,7 +134,7 @@ def _check_nemotron(namespace: Any, model: Model) -> None:
             f"SGLang reads n_groups of this model as mamba_n_groups too, and the first prompt would end it; add "
             f"--json-model-override-args '{{\"mamba_n_groups\": {groups}}}': n_groups {groups}"
         )
-    names = files.tensor_names(Path(model.path).expanduser()) if namespace.load_format != "dummy" else None
+    names = files.tensor_names(model.path, namespace.load_format)
     if names is not None and "backbone.embedding.weight" in names:
         raise ConfigError(
             "SGLang knows the embedding of this model as backbone.embeddings.weight and would answer by a random one; "

@@ -89,7 +89,7 @@ def _check_head(namespace: Any, model: Model, on_cpu: bool) -> None:
     instead = f"give {algorithms.DRAFT}, or use --speculative-algorithm NGRAM, which needs no model"
     if algorithm.upper() in ("STANDALONE", "EAGLE3") or not name.startswith(_HEADS):
         raise ConfigError(f"nothing is there that drafts for {name}; {instead}: --speculative-algorithm {algorithm}")
-    names = files.tensor_names(Path(model.path).expanduser()) if namespace.load_format != "dummy" else None
+    names = files.tensor_names(model.path, namespace.load_format)
     if names is not None and not any("mtp" in tensor for tensor in names):
         raise ConfigError(
             f"the weights hold no head that drafts, no tensor mtp.*, as many fine-tuned models do not; {instead}: "
