@@ -1,4 +1,4 @@
-"""Which type of KV a quantized checkpoint asks for, where `--kv-cache-dtype` is left at auto.
+"""Whether a checkpoint is quantized, and which type of KV it asks for where `--kv-cache-dtype` is left at auto.
 
 The keys are those that SGLang reads: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of
 ModelOpt and FP8 (its `layers/quantization`, `mem_cache/kv_cache_dtype.py`).
@@ -32,6 +32,13 @@ def asked_kv_dtype(config: Mapping[str, Any], source: object = None) -> str | No
         return SCALED if _is_8_bit(stated) else None
     named: object = stated if isinstance(stated, str) else said.get("kv_cache_quant_algo")
     return SCALED if isinstance(named, str) and named.strip().upper() in ("FP8", "FLOAT8") else None
+
+
+def method(config: Mapping[str, Any], source: object = None) -> str | None:
+    """How the weights of `config` are quantized, None if they are not; `source` as above."""
+    said = _said(config) or _beside(source)
+    named = said.get("quant_method") or _mapping(said.get("quantization")).get("quant_algo") or said.get("quant_algo")
+    return named if isinstance(named, str) else None
 
 
 def _said(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -55,6 +55,8 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--enable-torch-compile", "drop: --enable-torch-compile"),
         ("--enable-forward-pass-metrics", "drop: --enable-forward-pass-metrics"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
+        ("--quantization fp8", "serve the checkpoint that is not: --quantization fp8"),
+        ("--quantization unquant", ""),
         ("--is-embedding", "drop --is-embedding: Qwen3NextForCausalLM"),
         ("--mamba-track-interval 0", "--mamba-track-interval must be 1 or more: 0"),
         ("--prefill-max-requests -1", "--prefill-max-requests must be 1 or more: -1"),
@@ -77,6 +79,17 @@ def test_what_a_process_would_end_on(tmp_path: Path, given: str, why: str) -> No
     with pytest.raises(ConfigError) as refused:
         complete(folder, *given.split())
     assert str(refused.value).endswith(why)
+
+
+@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+def test_a_quantized_checkpoint_on_a_cpu(tmp_path: Path, where: str) -> None:
+    told = {"quantization_config": {"quant_method": "fp8"}} if where == "config.json" else {}
+    folder = write(tmp_path, {**QWEN3_NEXT, **told})
+    if not told:
+        (folder / where).write_text(json.dumps({"quantization": {"quant_algo": "fp8"}}))
+    with pytest.raises(ConfigError, match=r"quantized weights need a GPU, .* \(fp8\)$"):
+        complete(folder)
+    complete(folder, "--quantization", "unquant")
 
 
 @pytest.mark.parametrize("name", ["FalconH1ForCausalLM", "Qwen3NextForCausalLM"])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from sglang_hybrid.core import quantized
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cpu import sgl_kernel
 from sglang_hybrid.engine.launch import adapters, rust
 from sglang_hybrid.engine.launch import folder as files
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
@@ -66,6 +69,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     rust.check(namespace, config)
     if on_cpu:
         _check_cpu(namespace)
+        _check_quantized(namespace, model)
         adapters.check(namespace, model)
 
 
@@ -278,3 +282,13 @@ def _check_cpu(namespace: Any) -> None:
     for name in _OFFLOADED:
         if (getattr(namespace, name, 0) or 0) > 0:
             raise ConfigError(f"weights are on the CPU already; drop: {spelled(name)} {getattr(namespace, name)}")
+
+
+def _check_quantized(namespace: Any, model: Model) -> None:
+    """SGLang multiplies by quantized weights with compiled kernels; without them the scheduler ends as it loads."""
+    how = namespace.quantization or (model.config and quantized.method(model.config, Path(model.path).expanduser()))
+    if how not in (None, "unquant") and not sgl_kernel.is_real():
+        raise ConfigError(
+            "quantized weights need a GPU, or a CPU with SGLang's own kernels; serve the checkpoint that is not: "
+            f"{f'--quantization {how}' if namespace.quantization else f'{model.path} ({how})'}"
+        )
