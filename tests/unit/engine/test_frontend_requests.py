@@ -18,7 +18,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import access, bodies, ids, limits, prompt
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
-from sglang_hybrid.engine.frontend.requests import release, truncate
+from sglang_hybrid.engine.frontend.requests import release, truncate, validate
 from sglang_hybrid.engine.launch import fingerprint
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
@@ -185,6 +185,19 @@ def test_a_prompt_that_may_be_truncated_is_left_room_for_an_answer(tokens: int, 
     server.allow_auto_truncate = False
     truncate(server, normalized(), ids)
     assert len(ids) == tokens
+
+
+def test_marks_behind_the_end_of_a_truncated_prompt_are_lost_alone() -> None:
+    server = manager()
+    server.max_req_input_len, server.allow_auto_truncate = 100, True
+    obj, ids = normalized(), [5] * 400
+    obj.sampling_params = {"custom_params": {"cache_boundaries": [40, 99, 100, 400], "cache_hints": {"final": True}}}
+    validate(server, obj, ids)
+    left = {"cache_boundaries": [40, 99], "cache_breakpoints_lost": 2, "cache_hints": {"final": True}}
+    assert obj.sampling_params["custom_params"] == left
+    obj.sampling_params = {"custom_params": {"cache_boundaries": [40, "x"]}}
+    with pytest.raises(ConfigError, match="is a list of token positions"):
+        validate(server, obj, [5] * 400)
 
 
 def test_placeholders_that_sglang_puts_for_an_image_are_its_own() -> None:

@@ -40,6 +40,16 @@ def add(custom_params: dict[str, Any], positions: Iterable[int]) -> None:
     custom_params[KEY] = [*given, *positions] if isinstance(given, list) else given
 
 
+def cut(custom_params: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    """`custom_params` for a prompt of which `prompt_tokens` were left: marks behind them have lost their place."""
+    given = custom_params.get(KEY)
+    if not isinstance(given, list):
+        return custom_params
+    kept = [at for at in given if type(at) is not int or at <= prompt_tokens]
+    lost = lost_breakpoints(custom_params) + len(given) - len(kept)
+    return {**custom_params, KEY: kept, LOST: min(lost, MOST_POSITIONS)}
+
+
 def lost_breakpoints(custom_params: Any) -> int:
     """How many marks of the request have no place in its prompt; a client can say anything here, but nothing large."""
     lost = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.frontend import labels, media, placeholders
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
@@ -81,3 +82,6 @@ def truncate(manager: Any, obj: Any, ids: list[int]) -> None:
     if manager.allow_auto_truncate and most is not None and len(ids) >= most and not obj.contains_mm_input():
         logger.warning("request %s: a prompt of %d tokens is cut to %d", obj.rid, len(ids), most - 1)
         del ids[most - 1 :]
+        params = obj.sampling_params or {}
+        if isinstance(custom := params.get("custom_params"), dict):
+            obj.sampling_params = {**params, "custom_params": boundaries.cut(custom, len(ids))}
