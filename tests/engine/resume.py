@@ -25,7 +25,7 @@ class TieredTree(Tree):
         super().__init__(*args, **kwargs)
         self.running: list[tuple[Any, Any, Any]] = []
 
-    def insert(self, tokens: list[int]) -> bool:
+    def insert(self, tokens: list[int], **more: Any) -> bool:
         if not self.make_room(len(tokens)):
             return False
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
@@ -36,7 +36,7 @@ class TieredTree(Tree):
         self.kv.v_buffer[0][value] = -marks[:, None, None]
         for pool in self.pools():
             pool[:, state] = float(marks[-1])
-        done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state))
+        done = self.cache.insert(InsertParams(key=self.key(tokens), value=value, mamba_value=state, **more))
         if done.mamba_exist:
             self.rows.mamba_allocator.free(state)
         elif self.coordinator is not None:
@@ -68,7 +68,7 @@ class TieredTree(Tree):
         found = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens), req=req, cow_mamba=True))
         req.last_node, req.best_match_node = found.last_device_node, found.best_match_node
         req.host_hit_length, req.mamba_host_hit_length = found.host_hit_length, found.mamba_host_hit_length
-        prefix, loaded, node = found.device_indices, 0, req.last_node
+        loaded, node = 0, req.last_node
         if self.coordinator is not None:
             self.coordinator.tier.secure(self.coordinator.memory, req)
         if req.host_hit_length or req.mamba_host_hit_length:
@@ -76,9 +76,10 @@ class TieredTree(Tree):
             more, node = self.cache.init_load_back(
                 InitLoadBackParams(req.best_match_node, req.host_hit_length, req=req)
             )
-            prefix, loaded = torch.cat([prefix, more]), len(more)
+            loaded = more if isinstance(more, int) else len(more)  # from 0.5.22 the number, before it their places
             self.cache.ready_to_load_host_cache()
             self.cache.dec_lock_ref(req.last_node, receipt.to_dec_params())
+        prefix = self.core.collect_full_device_indices(node, self.core.root_node.id)
         self._judge(tokens[: len(prefix)], prefix, kv)
         self.running.append((kv, node, self.cache.inc_lock_ref(node)))
         if not runs:

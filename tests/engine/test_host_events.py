@@ -16,7 +16,7 @@ from tests.engine.test_cache_tree import sequences
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("ignore::Warning:sglang"),
-    pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="states are told of with a host tier in one"),
+    pytest.mark.skipif(not compat.complete(), reason="other versions are refused"),
 ]
 
 DEVICE, HOST = "GPU", "CPU_PINNED"

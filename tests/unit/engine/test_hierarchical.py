@@ -28,7 +28,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
 
 
-@pytest.mark.skipif(compat.engine_version() != compat.PRIMARY, reason="refused with other versions")
+@pytest.mark.skipif(not compat.complete(), reason="refused with other versions")
 @pytest.mark.usefixtures("on_cpu")
 def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     parsed = completed(tmp_path, QWEN3_NEXT)
@@ -76,10 +76,11 @@ def test_a_version_without_our_guards_is_refused(tmp_path: Path, monkeypatch: py
         hicache_mem_layout=layout, hicache_io_backend=copies.IO_BACKEND, hicache_storage_backend=None,
         disaggregation_mode="null", radix_cache_backend="hybrid",
     )  # fmt: skip
-    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)
-    checks.check(namespace, model, on_cpu)
-    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
-    with pytest.raises(ConfigError, match=r"install SGLang 0\.5\.21 or drop the flag: 0\.5\.23"):
+    for version in compat.COMPLETE:
+        monkeypatch.setattr(compat, "engine_version", lambda version=version: version)
+        checks.check(namespace, model, on_cpu)
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.22")
+    with pytest.raises(ConfigError, match=r"install SGLang 0\.5\.21 or 0\.5\.23, or drop the flag: 0\.5\.22"):
         checks.check(namespace, model, on_cpu)
     namespace.radix_cache_backend = None  # SGLang's own cache, by the user's choice
     checks.check(namespace, model, on_cpu)

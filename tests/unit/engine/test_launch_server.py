@@ -392,7 +392,7 @@ CHANNEL = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
 def test_events_of_states_need_a_channel_and_our_cache_alone(
     monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)  # others have no host tier to tell of
+    monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)  # some refuse a host tier
     config = HybridConfig(state_events="published")
     with pytest.raises(ConfigError, match=message):
         preflight.check_files(config, early.read(list(line)))

@@ -52,10 +52,10 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
 
 def require_version() -> None:
     """Raise ConfigError unless what our cache guards a restore with was made for this SGLang (`tier.py`)."""
-    if compat.engine_version() != compat.PRIMARY:
+    if not compat.complete():
         raise _refusal(
             "with this SGLang a restore that finds no slot for a state ends the scheduler, or leaves a request without "
-            f"its state and its answer wrong; install SGLang {compat.PRIMARY} or drop the flag",
+            f"its state and its answer wrong; install SGLang {' or '.join(compat.COMPLETE)}, or drop the flag",
             compat.engine_version(),
         )
 
@@ -63,7 +63,7 @@ def require_version() -> None:
 def _check_cpu(namespace: Any) -> None:
     if not compat.has_host_pools():
         raise _refusal(
-            f"on a CPU it was run with SGLang {compat.PRIMARY} only; install it or drop the flag",
+            f"on a CPU it was run with SGLang {' and '.join(compat.COMPLETE)} only; install one or drop the flag",
             compat.engine_version(),
         )
     asked = namespace.hicache_io_backend, namespace.hicache_mem_layout

@@ -1,7 +1,6 @@
 """The components of a cache with a host tier behind it: they see what happens in either tier, and order both.
 
-SGLang's signatures differ before and after 0.5.21; with another version SGLang's own order stays (`build.py`), and what
-is overridden here passes through.
+Another version than `compat.COMPLETE` has other signatures: it is refused (`checks.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class _Tiered(_Ordered):
                 self._touch(self.tree_core.node_by_id(node_id))
         return super().commit_hicache_transfer(node, phase, transfers, **kwargs)
 
-    def drive_host_eviction(self, num_tokens: int, tracker: Any, *frees: Any) -> None:
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, *frees: Any, **told: Any) -> None:
         if self.coordinator.tier is not None and self._scored(self.tree_core):
-            self.coordinator.tier.evict(self.coordinator, self, self._pool, num_tokens, tracker, *frees)
+            self.coordinator.tier.evict(self.coordinator, self, self._pool, num_tokens, tracker, *frees, **told)
         if tracker[self.component_type] < num_tokens:  # by age, what has no price
-            super().drive_host_eviction(num_tokens, tracker, *frees)
+            super().drive_host_eviction(num_tokens, tracker, *frees, **told)
 
 
 class TieredFull(_Tiered, HybridFull):

@@ -83,7 +83,8 @@ class HostTier:
         """A state was attached to `node`: see to its copy.
 
         SGLang copies the end of an insertion. A second state of the same pass lies on a path that is just being
-        copied, and then SGLang leaves it out.
+        copied, and then SGLang leaves it out. Up to 0.5.21 it copies no chunk of a prompt until the next one brings a
+        new page: a prompt that has no whole page behind its last full chunk is never copied.
         """
         self._uncopied[node.id] = node
 
@@ -95,34 +96,39 @@ class HostTier:
         return True
 
     def back_up(self) -> None:
-        """Start the copies of states whose KV is in host memory already; those still being copied wait."""
+        """Start the copies that SGLang left out; what is still being copied waits."""
         from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 
         core = self._cache.tree_core
+        at_once = not core.is_write_back and core.write_through_threshold == 1
         for node_id, node in list(self._uncopied.items()):
             data = node.component_data[self._state]
             gone = core._node_arena.get(node_id) is not node or data.value is None or data.host_value is not None
             if not gone and node.write_through_pending_id is not None:
                 continue
             del self._uncopied[node_id]
-            if not gone and node.backuped:  # otherwise the KV takes its state along when it is copied
+            if not gone and node.backuped:
                 self._cache._execute_and_commit_kv_backup(BackupKV([node_id]))
+            elif not gone and at_once:  # otherwise the KV takes its state along when it is copied
+                self._cache._execute_and_commit_kv_backup(core._build_backup_kv_action(node))
 
-    def evict(self, coordinator: Any, component: Any, pool: PoolKind, count: int, tracker: Any, *frees: Any) -> None:
+    def evict(
+        self, coordinator: Any, component: Any, pool: PoolKind, count: int, tracker: Any, *frees: Any, **told: Any
+    ) -> None:
         """Free `count` tokens or states of host memory behind `pool`, what is worth least first.
 
-        `tracker` and `frees` are those of SGLang's `drive_host_eviction`, which does the same by age.
+        `tracker`, `frees` and what is `told` are those of SGLang's `drive_host_eviction`, which does the same by age.
         """
         from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 
         core, kind, tried = self._cache.tree_core, component.component_type, set[int]()
-        victims, now = coordinator.victims, coordinator.now()
+        victims, now, host = coordinator.victims, coordinator.now(), {"target": EvictLayer.HOST}
         while tracker[kind] < count and (node := victims.next(core, HOST[pool], now, tried)) is not None:
             if node in core.evictable_host_leaves:
-                core._evict_host_leaf(node, tracker, *frees)
+                core._evict_host_leaf(node, tracker, *frees, **told)
                 continue
-            core._evict_component_and_detach_lru(node, component, *frees, target=EvictLayer.HOST, tracker=tracker)
-            core._cascade_evict(node, component, tracker, *frees, target=EvictLayer.HOST)
+            core._evict_component_and_detach_lru(node, component, *frees, tracker=tracker, **told, **host)
+            core._cascade_evict(node, component, tracker, *frees, **told, **host)
             core._update_evictable_leaf_sets(node)
         for node_id in tried:
             victims.touch(core._node_arena.get(node_id))

@@ -278,6 +278,7 @@ USES: tuple[Use, ...] = (
     *(
         Use(f"{_CORE}.{name}", PRIVATE, "hicache.tier", SCHEDULER)
         for name in (
+            "_build_backup_kv_action",
             "_cascade_evict",
             "_evict_component_and_detach_lru",
             "_evict_host_leaf",
