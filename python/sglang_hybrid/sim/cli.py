@@ -16,7 +16,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
-from sglang_hybrid.sim import grid, plots, workloads
+from sglang_hybrid.sim import elsewhere, grid, plots, workloads
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.latency import HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import Outcome
@@ -84,6 +84,8 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     traces = [source.load() for source in sources]  # a bad trace is reported before any process starts
     models, whose = (named, "--model") if named else _served(traces, args.context_tokens)
     notes = [f"{t.name}: {note}" for t in traces for note in (*t.notes, *options.notes(t, memory, capacities))]
+    if not args.no_ceilings:
+        notes += [f"{t.name}: {note}" for t in traces for note in elsewhere.notes(t)]
     cells = grid.cells(sources, models, policies, capacities, cost, memory)
     cells = [cell for cell in cells if grid.has_room(cell, traces[sources.index(cell.source)])]
     _try(cells, dict(zip(sources, traces, strict=True)))
