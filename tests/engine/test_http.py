@@ -155,6 +155,24 @@ def test_responses_are_served_from_cache(client: Client, models: Callable[[str],
     assert cached[0] < 64 <= cached[1]
 
 
+TOO_LONG = "a" * (2048 * 64 + 1)
+LONG: dict[str, dict[str, Any]] = {
+    "/generate": {"text": TOO_LONG},
+    "/v1/completions": {"model": "m", "prompt": [TOO_LONG]},
+    "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": TOO_LONG}]},
+    "/v1/messages": {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": TOO_LONG}]},
+    "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": TOO_LONG}]},
+    "/v1/tokenize": {"prompt": TOO_LONG},
+    "/v1/rerank": {"query": TOO_LONG, "documents": ["b"]},
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_text_that_no_context_holds_is_not_tokenised(client: Client, path: str) -> None:
+    status, text = client.answer(path, LONG[path])
+    assert (status, "characters does not fit into the context" in text) == (400, True), text
+
+
 def test_endless_repeats_that_cannot_stall_are_served(client: Client) -> None:
     """The model is made to say `a` for ever."""
     fields = {"max_new_tokens": 12, "logit_bias": {"67": 100}, "stop_regex": "[^b]a+"}

@@ -20,6 +20,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries, hints
 from sglang_hybrid.engine.frontend import breakpoints, placeholders
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
+from sglang_hybrid.engine.frontend.endpoints import rendering
 from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
 from sglang_hybrid.engine.frontend.rendering import rendered
 from sglang_hybrid.engine.frontend.segments import chats, documents
@@ -66,7 +67,9 @@ async def anthropic(original: Callable[..., Any], serving: Any, request: Any, ra
         return serving._convert_to_chat_completion_request(type(request).model_validate(body))
 
     refuse = partial(serving._error_response, status_code=400, error_type="invalid_request_error")
-    return await _answer(partial(original, serving, request), raw_request, convert, refuse, anthropic=True)
+    handle = partial(original, serving, request)
+    answer, refused = await rendering(_answer(handle, raw_request, convert, refuse, anthropic=True))
+    return refuse(message=refused) if refused else answer
 
 
 async def responses(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:

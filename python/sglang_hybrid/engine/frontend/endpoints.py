@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
@@ -18,7 +18,7 @@ _LEVELS = range(4)
 _WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
 _unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("unrendered", default=None)
-"""While tokens are counted: what the chat template had against the messages."""
+"""At Anthropic's endpoints: what the chat template or the tokenizer had against the messages."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,18 +90,24 @@ def _note(error: ValueError) -> None:
 
 
 async def count_tokens(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """SGLang says 500 for messages that the template cannot render, here and nowhere else."""
+    """SGLang says 500 for messages that the template cannot render, and for a text that is too long, here."""
     from fastapi import HTTPException
 
+    answer, refused = await rendering(original(*args, **kwargs))
+    if refused:
+        raise HTTPException(400, refused)
+    return answer
+
+
+async def rendering(answering: Awaitable[Any]) -> tuple[Any, str]:
+    """An answer of one of Anthropic's endpoints, and what the client has to hear in place of its 500, if anything."""
     refused: list[str] = []
     token = _unrendered.set(refused)
     try:
-        answer = await original(*args, **kwargs)
+        answer = await answering
     finally:
         _unrendered.reset(token)
-    if refused:
-        raise HTTPException(400, refused[-1])
-    return answer
+    return answer, refused[-1] if refused and getattr(answer, "status_code", 200) >= 500 else ""
 
 
 def detokenize(_: Any, request: Any, *args: Any, **kwargs: Any) -> None:

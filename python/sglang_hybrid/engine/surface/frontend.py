@@ -16,6 +16,7 @@ _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 _HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
 _RUST = "srt.rust_server.server:RustServer."
 _BATCH = "srt.managers.schedule_batch:"
+_ENCODE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase."
 
 FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
@@ -139,6 +140,18 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
+    # Long texts.
+    Hook(_TOKENIZER + "TokenizerManager.init_tokenizer_and_processor", "AFTER", "frontend.texts:bound", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._tokenize_texts", "AROUND", "frontend.texts:tokenize", HTTP),
+    Hook(_ENCODE + "__call__", "BEFORE", "frontend.texts:require_length", HTTP),
+    Hook(_ENCODE + "encode", "BEFORE", "frontend.texts:require_length", HTTP),
+    Hook(
+        "srt.entrypoints.openai.parallel_prompt_encode:split_prompt",
+        "BEFORE",
+        "frontend.texts:require_piece",
+        HTTP,
+        since="0.5.23",
+    ),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
     Hook(

@@ -11,7 +11,7 @@ LAUNCHER, HTTP, SCHEDULER, CLIENT, EVERY = "launcher", "http", "scheduler", "cli
 IMPORT, SUBCLASS, PRIVATE, ASSIGNED, NAME = "import", "subclass", "private", "assigned", "name"
 """What is done with it. `NAME`: only its name is used, to look it up."""
 
-_OTHERS = ("fastapi.", "nixl.", "starlette.", "uvicorn.")
+_OTHERS = ("fastapi.", "nixl.", "starlette.", "transformers.", "uvicorn.")
 
 
 @dataclass(frozen=True, kw_only=True)

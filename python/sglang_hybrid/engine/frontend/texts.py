@@ -1,0 +1,80 @@
+"""Texts on their way to tokens: none that no context holds, and long ones beside the event loop.
+
+SGLang tokenises in the event loop and counts tokens afterwards. A text as large as a body may be takes a minute and
+gigabytes: meanwhile nobody is answered, a router takes the server for dead, and the kernel may end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+
+LONG = 65_536
+"""Characters from which on a text, or all texts of a batch, are tokenised in a thread."""
+
+CHARACTERS = 64
+"""A token may have so many at least; more, where the vocabulary has a longer one. What a tokenizer takes out or joins
+before it looks for tokens is far less."""
+
+_most: int | None = None
+_threads = ThreadPoolExecutor(2, thread_name_prefix="long-texts")
+"""Few: each holds some hundred bytes for every token of its text."""
+
+
+def bound(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER hook of `TokenizerManager.init_tokenizer_and_processor`: from here on `require_length` knows the context.
+
+    With `--allow-auto-truncate` any text is served, by its beginning.
+    """
+    global _most
+    if manager.tokenizer is None or getattr(manager.server_args, "allow_auto_truncate", False):
+        _most = None
+        return
+    longest = max(map(len, manager.tokenizer.get_vocab()), default=0)
+    _most = int(manager.context_len) * max(longest, CHARACTERS)
+
+
+def require_length(tokenizer: Any, text: Any = None, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of a tokenizer's `__call__` and `encode`: raise ConfigError for a text that no context holds."""
+    if _most is None:
+        return
+    if isinstance(text, str):
+        if len(text) > _most:
+            raise ConfigError(f"a text of more than {_most} characters does not fit into the context: {len(text)}")
+    elif isinstance(text, (list, tuple)) and text and not isinstance(text[0], int):  # of texts, or pairs of them
+        for each in text:
+            require_length(tokenizer, each)
+
+
+def require_piece(text: str, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of `split_prompt`: what SGLang 0.5.23 tokenises in pieces goes past the tokenizer's own methods."""
+    require_length(None, text)
+
+
+async def tokenize(original: Callable[..., Any], manager: Any, texts: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `TokenizerManager._tokenize_texts`: long texts leave the event loop to others meanwhile."""
+    work = partial(original, manager, texts, *args, **kwargs)
+    if manager.async_dynamic_batch_tokenizer is not None or _characters(texts) < LONG:
+        return await work()
+    return await asyncio.get_running_loop().run_in_executor(_threads, _run, work)
+
+
+def _characters(texts: Any) -> int:
+    """Of a text, a list of texts, or of pairs of them."""
+    return len(texts) if isinstance(texts, str) else sum(map(_characters, texts or ()))
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    made = work()
+    try:
+        made.send(None)
+    except StopIteration as done:
+        return done.value
+    made.close()
+    raise RuntimeError("SGLang's tokenisation waits for something")

@@ -1,0 +1,99 @@
+"""Long texts: which are refused before they are tokenised, and that the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend import texts
+
+
+@pytest.fixture(autouse=True)
+def unbound() -> Iterator[None]:
+    yield
+    texts._most = None
+
+
+def manager(longest: int = 3, truncates: bool = False, batches: Any = None) -> Any:
+    return SimpleNamespace(
+        tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0, "b" * longest: 1}),
+        context_len=10,
+        server_args=SimpleNamespace(allow_auto_truncate=truncates),
+        async_dynamic_batch_tokenizer=batches,
+    )
+
+
+@pytest.mark.parametrize(("longest", "most"), [(3, 10 * texts.CHARACTERS), (100, 1_000)])
+def test_a_text_that_no_context_holds_is_refused(longest: int, most: int) -> None:
+    texts.require_length(None, "a" * 10_000)  # of a process that serves nothing
+    texts.bound(None, manager(longest))
+    for given in ("a" * most, ["a" * most] * 3, [5] * 2 * most, None, [("a", "b")]):
+        texts.require_length(None, given)
+    for given in ("a" * (most + 1), ["a", "a" * (most + 1)], [["a", "a" * (most + 1)]]):
+        with pytest.raises(ConfigError, match=f"more than {most} characters.*: {most + 1}"):
+            texts.require_length(None, given)
+    texts.require_piece("a" * most, "pattern")
+    with pytest.raises(ConfigError):
+        texts.require_piece("a" * (most + 1), "pattern")
+
+
+def test_a_text_that_will_be_cut_may_be_longer() -> None:
+    texts.bound(None, manager(truncates=True))
+    texts.require_length(None, "a" * 10_000)
+
+
+def test_without_a_tokenizer_there_are_no_texts() -> None:
+    texts.bound(None, SimpleNamespace(tokenizer=None))
+    texts.require_length(None, "a" * 10_000)
+
+
+@pytest.mark.parametrize("given", ["a" * texts.LONG, ["a" * (texts.LONG // 2)] * 2, [["a" * texts.LONG, "b"]]])
+def test_a_long_text_leaves_the_event_loop_to_others(given: Any) -> None:
+    async def run() -> Any:
+        tokenised = threading.Event()
+
+        async def original(_: Any, got: Any, pairs: bool) -> Any:
+            assert tokenised.wait(60), "the event loop waits for the text"
+            return got, pairs
+
+        work = asyncio.create_task(texts.tokenize(original, manager(), given, True))
+        await asyncio.sleep(0)
+        tokenised.set()
+        return await work
+
+    assert asyncio.run(run()) == (given, True)
+
+
+@pytest.mark.parametrize("given", ["a", ["a"] * 3, [["a", "b"]], "", None])
+def test_a_short_text_is_tokenised_where_it_came(given: Any) -> None:
+    async def original(_: Any, got: Any) -> Any:
+        return got, threading.get_ident()
+
+    assert asyncio.run(texts.tokenize(original, manager(), given)) == (given, threading.get_ident())
+
+
+def test_what_is_wrong_with_a_long_text_is_said() -> None:
+    async def refuses(_: Any, got: Any) -> Any:
+        raise ConfigError("no")
+
+    async def waits(_: Any, got: Any) -> Any:
+        await asyncio.sleep(0)
+
+    for original, error in ((refuses, ConfigError), (waits, RuntimeError)):
+        with pytest.raises(error):
+            asyncio.run(texts.tokenize(original, manager(), "a" * texts.LONG))
+
+
+def test_batches_of_sglangs_own_wait_in_the_event_loop() -> None:
+    async def original(_: Any, got: Any) -> Any:
+        await asyncio.sleep(0)
+        return got
+
+    long = "a" * texts.LONG
+    assert asyncio.run(texts.tokenize(original, manager(batches=object()), long)) == long
