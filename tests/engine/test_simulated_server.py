@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_hybrid.prefix.replay import replay
+from sglang_hybrid.sim import grid
 from sglang_hybrid.sim.live import simulate
 from tests.engine.prompts import words
 from tests.engine.support import Client, Prompt
@@ -79,3 +80,38 @@ def test_every_hit_is_the_same(
     other = simulate(log, "forecast" if policy == "lru" else "lru")
     assert other.served == live.served
     assert other.different > live.different, "the policy decides something"
+
+
+ROOMY = {
+    "extra_buffer": ("gdn", BUFFERED),
+    "no_buffer": ("gdn", UNBUFFERED),
+    "chunk_grid": ("mamba2", BUFFERED),
+    "steps": ("mamba2", UNBUFFERED),
+    "convolutions": ("conv", ()),
+    "pages": ("gdn", (*BUFFERED, "--page-size", "64", "--mamba-track-interval", "64")),
+}
+
+
+@pytest.mark.parametrize(
+    "server", [pytest.param(name, marks=[] if name == "chunk_grid" else pytest.mark.slow) for name in ROOMY]
+)
+def test_simulate_foretells_the_hit_rate_of_a_server_with_room(
+    server: str, serve: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    preset, flags = ROOMY[server]
+    log = tmp_path_factory.mktemp("log") / "requests.jsonl"
+    client = serve(preset, *flags, "--hybrid-request-log", str(log))
+    converse(client, 90, seed=7)
+    client.server.stop()
+    live, source = simulate(log), grid.Source(str(log))
+    trace = source.load()
+    assert trace.model is not None
+    assert trace.saving is not None
+    told, paper = (
+        grid.run_cell(grid.cells([source], [trace.model], ["forecast"], [1], strategy=strategy)[0])
+        for strategy in ("auto", "paper")
+    )
+    served = sum(live.served) / sum(live.prompts)
+    assert abs(told.token_hit_rate - served) < 0.005
+    if server in ("extra_buffer", "chunk_grid", "pages"):
+        assert paper.token_hit_rate > served + 0.02, "which states that lie anywhere would hide"

@@ -4,7 +4,7 @@ The launcher refuses by this table what a machine without a GPU cannot compute. 
 SGLang: a hybrid architecture that is not here fails it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -176,3 +176,8 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "InklingForConditionalGeneration": Served("inkling_mm_model", Where.GPU, Saves.STOCK, ("conv", "attention")),
     }
 )
+
+
+def of_layers(kinds: Collection[str]) -> Served | None:
+    """The first architecture whose recurrent layers are among `kinds`: what models of the kind do. None without any."""
+    return next((row for row in ARCHITECTURES.values() if row.kinds[0] in kinds), None)

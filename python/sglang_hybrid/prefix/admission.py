@@ -64,6 +64,17 @@ def keeps_end(behind: int, last: bool, planned: bool, buffered: bool, grid: int,
     return behind >= grid and spare
 
 
+def own_place(start: int, end: int, grid: int) -> int:
+    """Where SGLang by itself saves a state of a buffered pass over [start, end); `start` if it saves none."""
+    return start + (end - start) // grid * grid
+
+
+def answer_place(prompt: int, end: int, track: int) -> int:
+    """Where decoding left a state in the buffer, of an answer behind `prompt` that ended at `end`; 0 if nowhere."""
+    at = end // track * track
+    return at if at > prompt else 0
+
+
 class AdmissionPolicy(Protocol):
     """Chooses where states are saved."""
 

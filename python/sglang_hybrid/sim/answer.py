@@ -26,7 +26,7 @@ def paragraph(outcomes: Sequence[Outcome]) -> str:
     if endless is None:
         sentences.append("The knee is known when the ceilings are computed: leave out --no-ceilings.")
     else:
-        knee = next((gb for gb in capacities if best[gb][0].token_hit_rate >= ENOUGH * endless), None)
+        knee = _first(capacities, best, endless)
         serves = f"would serve {_percent(endless)} of the input tokens from cache."
         sentences += [f"Endless memory, with a state at every position, {serves}"]
         sentences += [_knee(knee, capacities, best)]
@@ -34,6 +34,10 @@ def paragraph(outcomes: Sequence[Outcome]) -> str:
     at = capacities[-1] if knee is None else knee
     sentences += [_above([o for o in outcomes if o.capacity_gb == at]), _split(best[at][0])]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _first(capacities: list[float], best: dict[float, list[Outcome]], most: float) -> float | None:
+    return next((gb for gb in capacities if best[gb][0].token_hit_rate >= ENOUGH * most), None)
 
 
 def _best(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -45,6 +49,9 @@ def _best(outcomes: Iterable[Outcome]) -> list[Outcome]:
 def _knee(knee: float | None, capacities: list[float], best: dict[float, list[Outcome]]) -> str:
     most = capacities[-1]
     if knee is None:
+        if best[most][0].fields.get("all_fits"):  # a cache that saves states where a server does gets no more
+            enough = _first(capacities, best, best[most][0].token_hit_rate)
+            return f"Memory for all that is saved gives {_rate(best[most])}; {enough:g} GB is enough for 95 % of that."
         return f"No capacity tried gives 95 % of that; the largest, {most:g} GB, gives {_rate(best[most])}."
     least = ", the smallest one tried," if knee == capacities[0] else ""
     return f"{knee:g} GB{least} is enough for 95 % of that: it gives {_rate(best[knee])}."
@@ -67,8 +74,8 @@ def _more(capacities: list[float], best: dict[float, list[Outcome]], endless: fl
         said = f"At {most:g} GB {winner.policy} evicts nothing: more memory brings nothing."
         if left is not None and left >= 0.1 and winner.fields.get("states"):
             said += (
-                f" The other {left:.1f} points are prefixes at whose end no state was saved; declared boundaries "
-                "(cache_boundaries) save states there."
+                f" The other {left:.1f} points lie behind the last checkpoint, or are prefixes at whose end no state "
+                "was saved; declared boundaries (cache_boundaries) save states there."
             )
         return said
     if left is None:

@@ -10,6 +10,7 @@ from sglang_hybrid.prefix.policies import FIXED
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.prefix_cache import Commit, PrefixCache
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.snapshot import Snapshot, save
 
 ALPHAS: tuple[float, ...] = tuple(round(0.1 * step, 1) for step in range(11))
@@ -35,12 +36,12 @@ class ReplayJob(NamedTuple):
     snapshot: Snapshot
     requests: tuple[LoggedRequest, ...]
     alpha: float
-    prompt_ends: bool = False
+    saving: Saving | None = None
 
 
 def replay_hit_tokens(job: ReplayJob) -> int:
     """Input tokens hit when the logged requests run under `job.alpha` from the snapshot."""
-    cache = PrefixCache(job.model, job.capacity_bytes, f"{FIXED}{job.alpha}", job.prompt_ends)
+    cache = PrefixCache(job.model, job.capacity_bytes, f"{FIXED}{job.alpha}", job.saving)
     cache.load(job.snapshot)
     hit_tokens = 0
     for request in job.requests:
@@ -76,7 +77,7 @@ class MarconiCache(PrefixCache):
         retunes: int = 3,
         neighbours: int = NEIGHBOURS,
         alphas: tuple[float, ...] = ALPHAS,
-        prompt_ends: bool = False,
+        saving: Saving | None = None,
     ) -> None:
         if multiplier < 1:
             raise ConfigError(
@@ -86,7 +87,7 @@ class MarconiCache(PrefixCache):
             raise ConfigError(f"numbers of repetitions and neighbours cannot be negative: {retunes}, {neighbours}")
         if not alphas:
             raise ConfigError("name at least one alpha to choose from: ()")
-        super().__init__(model, capacity_bytes, f"{FIXED}0", prompt_ends)
+        super().__init__(model, capacity_bytes, f"{FIXED}0", saving)
         self._retunes = retunes
         self._neighbours = neighbours
         self._alphas = alphas
@@ -121,7 +122,7 @@ class MarconiCache(PrefixCache):
 
     def _tune(self, snapshot: Snapshot) -> None:
         log, rest = tuple(self._log), (self.model, self.capacity_bytes, snapshot)
-        jobs = [ReplayJob(*rest, log, alpha, self.prompt_ends) for alpha in self._alphas]
+        jobs = [ReplayJob(*rest, log, alpha, self.saving) for alpha in self._alphas]
         hits = list(self._grid_map(replay_hit_tokens, jobs))
         last = len(hits) - 1
         around = [

@@ -17,24 +17,29 @@ from sglang_hybrid.core.models import find_model
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.sim import elsewhere, grid, plots, workloads
-from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.latency import HARDWARE, CostModel
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.outputs import check_output
 from sglang_hybrid.sim.readers import FORMATS
 from sglang_hybrid.sim.readers.files import STDIN, spooled
 from sglang_hybrid.sim.report import Report
+from sglang_hybrid.sim.saving import STRATEGIES
 from sglang_hybrid.sim.segments import options
 from sglang_hybrid.sim.trace import Trace
 
 DEFAULT_MODEL = "qwen3.5-35b-a3b"
 
 _MODELS = f"preset, hub name, folder or config.json; may be repeated (default: the log's, or {DEFAULT_MODEL})"
+_STRATEGY = (
+    "where states are saved: as by a server's --mamba-radix-cache-strategy, or anywhere as papers simulate (default: "
+    "as the log's server did, else as one does by default; generated workloads and format marconi: paper)"
+)
 _EPILOG = f"""example:
   sglang-hybrid simulate server.log --model Qwen/Qwen3.5-35B-A3B --capacity-gb 2,8,32
   sglang-hybrid simulate --workload documents --capacity-gb 8,32 --segments-gb 4
 
-policies: {", ".join(POLICIES)}
+policies: {", ".join(POLICIES)}, each also
+as pools:NAME, a server whose states and KV have a pool each
 workloads: {", ".join(workloads.WORKLOADS)}
 formats of traces: docs/traces.md. 1 GB = 1e9 bytes."""
 
@@ -86,10 +91,11 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     notes = [f"{t.name}: {note}" for t in traces for note in (*t.notes, *options.notes(t, memory, capacities))]
     if not args.no_ceilings:
         notes += [f"{t.name}: {note}" for t in traces for note in elsewhere.notes(t)]
-    cells = grid.cells(sources, models, policies, capacities, cost, memory)
+    cells = grid.cells(sources, models, policies, capacities, cost, memory, args.strategy)
     cells = [cell for cell in cells if grid.has_room(cell, traces[sources.index(cell.source)])]
     _try(cells, dict(zip(sources, traces, strict=True)))
-    for line in [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]:
+    lines = [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]
+    for line in [*lines, *_states(cells, dict(zip(sources, traces, strict=True)))]:
         print(line)  # noqa: T201
     report = Report(tuple(_run(cells, args.jobs)))
     report.print(Console())
@@ -106,7 +112,7 @@ def _try(cells: list[grid.Cell], traces: dict[grid.Source, Trace]) -> None:
         if cell.policy.endswith(options.SUFFIX):
             grid.open_segments(cell, traces[cell.source])
         elif cell.policy not in grid.CEILINGS:
-            open_cache(cell.policy, cell.capacity_bytes, cell.model)
+            grid.open_plain(cell, traces[cell.source])
 
 
 def _served(traces: list[Trace], context_tokens: int | None) -> tuple[list[ModelSpec], str]:
@@ -123,6 +129,17 @@ def _costs(model: ModelSpec, whose: str) -> str:
         f"model: {model.name} ({whose}): {model.kv_bytes_per_token:,} bytes of KV a token, "
         f"{model.checkpoint_bytes:,} bytes a state"
     )
+
+
+def _states(cells: list[grid.Cell], traces: dict[grid.Source, Trace]) -> list[str]:
+    """Where states are saved, a line for each way."""
+    found: dict[str, None] = {}
+    for cell in cells:
+        if cell.model.is_recurrent:
+            saving = cell.saving(traces[cell.source])
+            how = "anywhere, none for the end of a prompt, as papers simulate" if saving is None else saving.describe()
+            found[f"states: {cell.model.name}, {traces[cell.source].name}: {how}"] = None
+    return list(found)
 
 
 def _run(cells: list[grid.Cell], jobs: int) -> list[Outcome]:
@@ -205,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--capacity-gb", default="2,8,32", help="capacities in GB, comma-separated (default: %(default)s)")
     add("--model", action="append", metavar="MODEL", help=_MODELS)
     add("--context-tokens", type=int, metavar="N", help="longest sequence the server takes (default: the model's)")
+    add("--strategy", choices=STRATEGIES, default="auto", help=_STRATEGY)
     options.add_flags(add)
     add("--json", type=Path, metavar="OUT", help="write all columns as JSON")
     add("--plot", type=Path, metavar="PNG", help="plot hit rate against capacity (needs matplotlib)")

@@ -13,7 +13,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import DEFAULT
-from sglang_hybrid.sim import workloads
+from sglang_hybrid.sim import saving, workloads
 from sglang_hybrid.sim.bound import SpaceTimeBound
 from sglang_hybrid.sim.cache import POOLS, open_cache, open_server
 from sglang_hybrid.sim.ceilings import Clairvoyant, unbounded_hits
@@ -23,6 +23,7 @@ from sglang_hybrid.sim.prefix_cache import PrefixCache
 from sglang_hybrid.sim.readers import read_trace
 from sglang_hybrid.sim.replay import Replay, check_capacity, replay
 from sglang_hybrid.sim.reuse import ReuseIndex
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.segments.cache import Memory, SegmentCache
 from sglang_hybrid.sim.segments.options import SUFFIX
 from sglang_hybrid.sim.segments.play import ENDLESS, clairvoyant, columns, endless, play
@@ -53,7 +54,7 @@ class Source:
 @dataclass(frozen=True)
 class Cell:
     """One replay to do; `policy` is a name of POLICIES, one behind `pools:` (a server), one before `+segments` with the
-    memory of `segments` taken from the capacity, or one of CEILINGS."""
+    memory of `segments` taken from the capacity, or one of CEILINGS. `strategy`: one of `saving.STRATEGIES`."""
 
     source: Source
     model: ModelSpec
@@ -61,6 +62,15 @@ class Cell:
     capacity_bytes: int
     cost: CostModel = H100
     segments: Memory | None = None
+    strategy: str = "auto"
+
+    def saving(self, trace: Trace) -> Saving | None:
+        """Where states are saved: as in the server of `trace`, else one of the model; None: as papers simulate it."""
+        if self.strategy != "auto":
+            return saving.of_model(self.model, self.strategy)
+        if trace.saving is not None and self.model == trace.model:
+            return trace.saving
+        return saving.of_model(self.model) if trace.asked else None
 
 
 def is_ceiling(policy: str) -> bool:
@@ -83,13 +93,16 @@ def cells(
     capacities_gb: Sequence[float],
     cost: CostModel = H100,
     segments: Memory | None = None,
+    strategy: str = "auto",
 ) -> list[Cell]:
     """The full grid in the order of its tables; raises ConfigError for a capacity that is no positive number of GB."""
     budgets = [_bytes(gb) for gb in capacities_gb]
     if not policies or not budgets:
         raise ConfigError(f"a grid needs at least one policy and one capacity, got {len(policies)} x {len(budgets)}")
     models = list(models)
-    return [Cell(s, m, p, b, cost, segments) for s in sources for m in models for b in budgets for p in policies]
+    return [
+        Cell(s, m, p, b, cost, segments, strategy) for s in sources for m in models for b in budgets for p in policies
+    ]
 
 
 def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
@@ -119,16 +132,19 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         fields = _ceiling(cell, trace)
     else:
         check_capacity(cell.capacity_bytes)
-        cache: SimulatedServer | PrefixCache
-        if cell.policy.startswith(POOLS):
-            cache = open_server(cell.policy.removeprefix(POOLS), cell.capacity_bytes, cell.model)
-        else:
-            cache = open_cache(cell.policy, cell.capacity_bytes, cell.model, trace.prompt_ends)
+        cache = open_plain(cell, trace)
         result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
         fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
         fields |= _held(cell, result, cache.tree.states, cache.tree.kv_tokens)
     return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
+
+
+def open_plain(cell: Cell, trace: Trace) -> SimulatedServer | PrefixCache:
+    """The cache of a cell without segments; raises ConfigError for a policy that does not exist."""
+    if cell.policy.startswith(POOLS):
+        return open_server(cell.policy.removeprefix(POOLS), cell.capacity_bytes, cell.model, cell.saving(trace))
+    return open_cache(cell.policy, cell.capacity_bytes, cell.model, cell.saving(trace))
 
 
 def open_segments(cell: Cell, trace: Trace) -> SegmentCache:
@@ -142,10 +158,10 @@ def open_segments(cell: Cell, trace: Trace) -> SegmentCache:
             f"to --capacity-gb: {cell.capacity_bytes / 1e9:g}"
         )
     if policy == "unbounded":
-        return endless(trace, model, memory, DEFAULT)
+        return endless(trace, model, memory, DEFAULT, cell.saving(trace))
     if policy == "clairvoyant":
-        return clairvoyant(trace, model, left, memory, DEFAULT)
-    return SegmentCache(model, left, memory, policy, prompt_ends=trace.prompt_ends)
+        return clairvoyant(trace, model, left, memory, DEFAULT, cell.saving(trace))
+    return SegmentCache(model, left, memory, policy, saving=cell.saving(trace))
 
 
 def _with_segments(cell: Cell, trace: Trace, timer: Callable[[], float]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A cache of one byte budget as the papers simulate it.
 
 A request looks up when it comes and commits at once, answer included; nothing runs, so nothing but the cache takes
-memory, and a state can be saved anywhere. `sim.server` has slots, chunks and a grid of positions.
+memory. States are saved where a server can (`saving`), or anywhere as in the papers. `sim.server` has slots and chunks.
 """
 
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from sglang_hybrid.prefix.tree.mark import Mark
 from sglang_hybrid.prefix.tree.radix_tree import Match
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.clock import Elapsed
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.snapshot import Snapshot, load
 from sglang_hybrid.sim.tree_cache import TreeCache
 
@@ -34,8 +35,8 @@ class PrefixCache(TreeCache):
 
     What a request made is inserted first and may itself be what is worth least. Of a sequence larger than the cache
     only what fits is saved. Time that runs backwards is taken as the latest time seen (`clock`).
-    `prompt_ends`: a state is saved at the end of a prompt too, as servers do: the same prompt may come again. The
-    papers save none for its own sake, the answer's end is near.
+    `saving`: where a server saves states, at the end of a prompt too: the same prompt may come again. The papers (None)
+    save any position, and no end of a prompt for its own sake: the answer's end is near.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class PrefixCache(TreeCache):
         model: ModelSpec,
         capacity_bytes: int,
         policy: str | policies.Policy = policies.DEFAULT,
-        prompt_ends: bool = False,
+        saving: Saving | None = None,
     ) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
-        super().__init__(Decisions(model, policy), (PoolKind.BYTES,))
+        super().__init__(Decisions(model, policy, grid=saving.grid if saving else 1), (PoolKind.BYTES,))
         self.capacity_bytes = capacity_bytes
-        self.prompt_ends = prompt_ends
+        self.saving = saving
         self._elapsed = Elapsed()
 
     def lookup(self, tokens: Tokens, now: float) -> int:
@@ -86,7 +87,7 @@ class PrefixCache(TreeCache):
             hints=hints,
         )
         self.resume(request, found.resume_node)
-        places = self._places(self._positions(request, total))
+        places = self._fitting(self._places(request, self._positions(request, total), total), found.resume_tokens)
         decisions.finish(request, tokens, now, max(places, default=found.resume_tokens))
         if places:
             self.save(request, tokens, places, now)
@@ -94,38 +95,43 @@ class PrefixCache(TreeCache):
         return Commit(tuple(places), self._trim(now), self.tree.kv_tokens)
 
     def _positions(self, request: Request, total: int) -> list[int]:
-        """Where states are saved."""
+        """What is worth a state."""
         if total == 0:
             return []
         if self.tree.kv_only:
-            return self._fitting([total], 0)
+            return [total]
         tail = request.prompt_tokens - 1
-        kept = self.prompt_ends or tail in request.marks or tail == request.kv_tokens
+        kept = self.saving is not None or tail in request.marks or tail == request.kv_tokens
         wanted = {at for at in request.positions if kept or at != tail}
         wanted.update(self.decisions.answer_positions(request, total))
-        return self._fitting(sorted(wanted), request.cached_tokens)
+        return sorted(wanted)
 
-    def _places(self, positions: list[int]) -> dict[int, int]:
-        """Where the states of `positions` are saved, ascending, and the position that each stands for."""
-        return {at: at for at in positions}
+    def _places(self, request: Request, positions: list[int], total: int) -> dict[int, int]:
+        """Where the states of `positions` are saved, and the position that each stands for."""
+        saving, start, prompt = self.saving, request.cached_tokens, request.prompt_tokens
+        if saving is None or self.tree.kv_only or not positions:
+            return {at: at for at in positions}
+        if self.decisions.policy.stock:
+            return saving.stock(start, prompt, total, request.kv_tokens)
+        return saving.places(positions, start, prompt, total)
 
     def mark(self, request: Request, wanted: int, later: bool, now: float) -> Mark:
-        if self.prompt_ends and wanted == request.prompt_tokens - 1:
+        if self.saving is not None and wanted == request.prompt_tokens - 1:
             mark = self.decisions.planned_mark(request, wanted, now, later)
             self.decisions.touch(mark)
             return mark
         return super().mark(request, wanted, later, now)
 
-    def _fitting(self, positions: list[int], resumed: int) -> list[int]:
-        """`positions` up to the deepest whose whole path could be held."""
-        kv, state = self.model.kv_bytes_per_token, self.model.checkpoint_bytes
-        if self.tree.kv_only:
-            end = min(positions[-1], self.capacity_bytes // kv) if kv else positions[-1]
-            return [end] if end else []
-        for count in range(len(positions), 0, -1):
-            if positions[count - 1] * kv + (count + (resumed > 0)) * state <= self.capacity_bytes:
-                return positions[:count]
-        return []
+    def _fitting(self, places: dict[int, int], resumed: int) -> dict[int, int]:
+        """`places`, ascending, up to the deepest whose whole path could be held."""
+        kv, state, found = self.model.kv_bytes_per_token, self.model.checkpoint_bytes, sorted(places)
+        if self.tree.kv_only and found:
+            end = min(found[-1], self.capacity_bytes // kv) if kv else found[-1]
+            return {end: end} if end else {}
+        for count in range(len(found), 0, -1):
+            if found[count - 1] * kv + (count + (resumed > 0)) * state <= self.capacity_bytes:
+                return {at: places[at] for at in found[:count]}
+        return {}
 
     def seed(self, tokens: Tokens, now: float) -> None:
         """Announce a hot prefix: a state is saved at its end by the first request that computes it."""

@@ -10,7 +10,7 @@ from collections import Counter
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import keeps_end, places
+from sglang_hybrid.prefix.admission import answer_place, keeps_end, own_place, places
 from sglang_hybrid.prefix.decisions import AHEAD, Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
@@ -141,13 +141,14 @@ class SimulatedServer(TreeCache):
             run.request = self._learn(run, now)
         request = run.request
         grid, step, page = self.shape.grid, self.shape.step, self.shape.page
-        wanted_at = {} if self._stock else places(request.positions, start, end, grid, step, page)
-        tail = start + (end - start) // grid * grid
+        ours = step and not self._stock
+        wanted_at = places(request.positions, start, end, grid, step, page) if ours else {}
+        tail = own_place(start, end, grid)
         if self._stock:
             branch = run.kv_tokens // grid * grid
             tail = branch if start < branch <= end else tail  # SGLang saves one of the two
         if last and self.shape.buffers:
-            wanted_at.pop(tail, None)  # SGLang saves that one by itself
+            wanted_at.pop(tail, None)
         planned = self._reserve(run, wanted_at, now)
         self._slots += len(planned)  # until they are inserted
         run.computed = end
@@ -273,8 +274,7 @@ class SimulatedServer(TreeCache):
         elif not run.decodes:
             at = run.tail
         else:
-            at = size // shape.track_tokens * shape.track_tokens
-            at = at if at > run.tokens.size else 0
+            at = answer_place(int(run.tokens.size), size, shape.track_tokens)
         tip = 0 if run.tip is None or run.tip.parent is None else run.tip.end
         run.key = self._keys.of(tokens, run.namespace)
         self.decisions.finish(request, tokens, now, max(at, tip))

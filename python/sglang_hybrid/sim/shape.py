@@ -10,7 +10,7 @@ from sglang_hybrid.prefix.log_schema import SLOTS_PER_PASS
 class Shape:
     """What a server has: `states` slots and `kv_tokens` of KV.
 
-    `grid`: tokens between positions that can be resumed from. `step`: tokens between the states of a pass.
+    `grid`: tokens between positions that can be resumed from. `step`: tokens between those of a pass (0: it has one).
     `chunk_tokens`: of a prefill (0: all at once). `buffers`: slots of a running request beside its working state, with
     which the state at the prompt's end is saved (SGLang's extra_buffer; 0 is no_buffer). `track_tokens`: with buffers,
     decoding saves a state every so many tokens. `page`: tokens of KV that are held, matched and evicted as one.
@@ -30,7 +30,7 @@ class Shape:
     def __post_init__(self) -> None:
         if self.states <= self.wanted_states:
             raise ConfigError(f"a pass takes {self.wanted_states} slots, give the server more: {self.states}")
-        if self.kv_tokens <= 0 or self.grid <= 0 or self.step <= 0:
+        if self.kv_tokens <= 0 or self.grid <= 0 or self.step < 0:
             raise ConfigError(f"KV, grid and step count tokens: {self.kv_tokens}, {self.grid}, {self.step}")
         if self.page < 1 or self.grid % self.page or self.chunk_tokens % self.page or self.kv_tokens < self.page:
             raise ConfigError(

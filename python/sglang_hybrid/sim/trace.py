@@ -16,6 +16,7 @@ from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.segment.geometry import checked
+from sglang_hybrid.sim.saving import Saving
 
 Tokens = npt.NDArray[np.int32]
 TOKEN_LIMIT = 2**31  # token ids are int32
@@ -74,14 +75,16 @@ class Trace:
     """Requests in order of arrival, with the name that reports print.
 
     `notes` are sentences about how it was read, `model` what the model costs that served it, where the file says so.
-    `prompt_ends`: what clients asked, of whom some ask the same again, so caches save states at ends of prompts.
+    `asked`: it is what clients asked of a server, so caches save states where one does. `saving` is how that server
+    did, where the file says so.
     """
 
     name: str
     requests: tuple[TraceRequest, ...]
     notes: tuple[str, ...] = ()
     model: ModelSpec | None = None
-    prompt_ends: bool = False
+    asked: bool = False
+    saving: Saving | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -123,7 +126,8 @@ def make_trace(
     requests: Iterable[TraceRequest],
     notes: tuple[str, ...] = (),
     model: ModelSpec | None = None,
-    prompt_ends: bool = False,
+    asked: bool = False,
+    saving: Saving | None = None,
 ) -> Trace:
     """Sort by arrival (stable) and shift the origin to the first arrival; raises TraceError when there is nothing."""
     ordered = sorted(requests, key=lambda r: r.ts)
@@ -133,7 +137,7 @@ def make_trace(
     first = ordered[0].ts
     if first != 0.0:
         ordered = [replace(r, ts=r.ts - first) for r in ordered]
-    return Trace(name, tuple(ordered), notes, model, prompt_ends)
+    return Trace(name, tuple(ordered), notes, model, asked, saving)
 
 
 def make_request(

@@ -12,11 +12,13 @@ from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.mark import Kind
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.cache import open_cache
+from sglang_hybrid.sim.saving import Saving
 
 HYBRID = ModelSpec("hybrid", kv_bytes_per_token=10, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
 TRANSFORMER = dataclasses.replace(HYBRID, name="transformer", checkpoint_bytes=0)
 PURE_SSM = dataclasses.replace(HYBRID, name="ssm", kv_bytes_per_token=0)
 MODELS = (HYBRID, TRANSFORMER, PURE_SSM)
+ANYWHERE = Saving(grid=1, buffered=False)
 
 
 def text(seed: int, n: int) -> Tokens:
@@ -55,18 +57,20 @@ def test_the_budget_holds_after_every_commit_under_pressure(policy: str, model: 
 @pytest.mark.parametrize("answer", [0, 1, 5])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_prompt_again_is_served_where_states_are_saved_at_ends_of_prompts(policy: str, answer: int) -> None:
-    cache, whole = open_cache(policy, 10**6, HYBRID, prompt_ends=True), text(1, 100 + answer)
+    cache, whole = open_cache(policy, 10**6, HYBRID, ANYWHERE), text(1, 100 + answer)
     cache.commit(whole, 100, 0.0)
-    assert cache.lookup(whole[:100], 1.0) == (0 if policy == "marconi-paper" else 99)
-    if answer and policy != "marconi-paper":
+    never = ("marconi-paper", "lru")  # SGLang's no_buffer has the state behind the prompt alone
+    assert cache.lookup(whole[:100], 1.0) == (0 if policy in never else 99)
+    if answer and policy not in never:
         ends = [node.state.kind for node in walk(cache.tree) if node.end == 99 and node.state is not None]
         assert ends == [Kind.SUPERSEDED], "the next turn goes on behind the answer"
     cache.check()
 
 
+@pytest.mark.parametrize("saving", [ANYWHERE, Saving(16, track_tokens=32), Saving(16, 16), Saving(1, 0, False)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ends_of_prompts_stay_within_the_budget(policy: str) -> None:
-    cache, rng = open_cache(policy, 6000, HYBRID, prompt_ends=True), np.random.default_rng(7)
+def test_ends_of_prompts_stay_within_the_budget(policy: str, saving: Saving) -> None:
+    cache, rng = open_cache(policy, 6000, HYBRID, saving), np.random.default_rng(7)
     prompts = [text(seed, 20 + 12 * seed) for seed in range(8)]
     for step in range(200):
         prompt = prompts[int(rng.integers(len(prompts)))]
@@ -77,7 +81,7 @@ def test_ends_of_prompts_stay_within_the_budget(policy: str) -> None:
 
 
 def test_a_prompt_end_that_was_just_saved_outlives_older_ones() -> None:
-    cache = open_cache("lru", 4000, HYBRID, prompt_ends=True)
+    cache = open_cache("recency", 4000, HYBRID, ANYWHERE)
     for seed in range(6):
         cache.commit(text(seed, 100), 100, float(seed))
         assert cache.lookup(text(seed, 100), seed + 0.5) == 99

@@ -64,14 +64,43 @@ def test_what_clients_asked_again_is_served_as_by_a_server(tmp_path: Path) -> No
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     marconi.write(read_trace(tmp_path / "asked.jsonl"), tmp_path / "paper.jsonl")
 
-    def hits(file: str, policy: str) -> int:
-        cell = grid.cells([grid.Source(str(tmp_path / file))], [preset("marconi-7b")], [policy], [0.5])[0]
+    def hits(file: str, policy: str, strategy: str = "auto", model: str = "marconi-7b") -> int:
+        sources = [grid.Source(str(tmp_path / file))]
+        cell = grid.cells(sources, [preset(model)], [policy], [9], strategy=strategy)[0]
         found: int = grid.run_cell(cell).fields["hit_tokens"]
         return found
 
     for policy in ("lru", "marconi", "forecast"):
-        assert hits("asked.jsonl", policy) == 399
-        assert hits("paper.jsonl", policy) == 0, "its caches save no states at ends of prompts"
+        assert hits("asked.jsonl", policy) == hits("paper.jsonl", policy, "extra_buffer") == 384
+        assert hits("asked.jsonl", policy, "no_buffer") == (0 if policy == "lru" else 399), "as SGLang's own: never"
+        assert hits("paper.jsonl", policy) == hits("asked.jsonl", policy, "paper") == 0, "no states at ends of prompts"
+    assert hits("asked.jsonl", "forecast", model="lfm2-1.2b") == 399, "SGLang has no extra_buffer for it"
+    assert hits("asked.jsonl", "forecast", "no_buffer", "nemotron-h-8b") == 384, "every 128 tokens"
+    assert hits("asked.jsonl", "forecast", "no_buffer", "falcon-mamba-7b") == 0, "one state, behind the prompt"
+    with pytest.raises(ConfigError, match="leave out --strategy"):
+        hits("asked.jsonl", "forecast", "extra_buffer", "lfm2-1.2b")
+
+
+@pytest.mark.parametrize(("model", "gb"), [("qwen3.5-35b-a3b", 0.5), ("mamba-codestral-7b", 9), ("llama-3.1-8b", 9)])
+def test_a_server_with_two_pools_is_simulated_where_it_can_be(
+    model: str, gb: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [SMALL, "--policy", "pools:forecast,lru", "--jobs", "1", "--no-ceilings", "--model", model]
+    assert cli.main([*argv, "--capacity-gb", str(gb)]) == 2
+    assert "leave out pools:" in capsys.readouterr().err
+    assert cli.main([*argv[:-1], "qwen3.5-35b-a3b", "--capacity-gb", "9"]) == 0
+    assert "anywhere, none for the end of a prompt" in capsys.readouterr().out
+
+
+def test_the_knee_is_of_what_a_server_can_get_if_memory_gives_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"ts": float(at), "input_ids": list(range(120)), "output_ids": [500 + at]} for at in range(4)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main([str(tmp_path / "asked.jsonl"), "--capacity-gb", "3,9", "--jobs", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Memory for all that is saved gives 40.0 % with lru, marconi and forecast; 3 GB is enough for 95 %" in text
+    assert "extra_buffer, a prefix is reused to multiples of 64 tokens" in text
 
 
 def test_processes_give_what_one_process_gives() -> None:

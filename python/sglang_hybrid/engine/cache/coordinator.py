@@ -19,7 +19,7 @@ from sglang_hybrid.engine.cache.victims import end_tokens
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.segments.composer import Composer
 from sglang_hybrid.engine.segments.marked import marks as marks_segments
-from sglang_hybrid.prefix.admission import places
+from sglang_hybrid.prefix.admission import own_place, places
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
@@ -195,7 +195,7 @@ class CacheCoordinator:
             return
         wanted_at = places(record.request.positions, start, end, self.grid, self.step, self.cache.page_size)
         if last and self.cache.enable_mamba_extra_buffer:
-            wanted_at.pop(start + (end - start) // self.grid * self.grid, None)  # SGLang saves that one by itself
+            wanted_at.pop(own_place(start, end, self.grid), None)
         places_ = self._afford(record.request, wanted_at)
         for at, wanted in sorted(wanted_at.items(), reverse=True):
             if at in places_ and self.slots.reserve(record, at, wanted):

@@ -18,6 +18,7 @@ from sglang_hybrid.sim.readers.mooncake import Mooncake
 from sglang_hybrid.sim.readers.reading import Reading
 from sglang_hybrid.sim.readers.rows import Row
 from sglang_hybrid.sim.readers.sglang_dump import Dump, looks_pickled
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.trace import Trace, TraceError, TraceRequest, make_trace
 
 RowReader = Callable[[Row], list[TraceRequest]]
@@ -48,7 +49,7 @@ def read_trace(
     for file in files:
         folder.add(file, alone=len(files) == 1)
     asked = folder.format != "marconi"  # which was written for the paper's cache
-    return make_trace(name_of(path), folder.requests, folder.reading.all_notes(), folder.model, asked)
+    return make_trace(name_of(path), folder.requests, folder.reading.all_notes(), folder.model, asked, folder.saving)
 
 
 def detect(row: Row) -> str:
@@ -67,6 +68,7 @@ class _Folder:
         self.reading = reading
         self.requests: list[TraceRequest] = []
         self.model: ModelSpec | None = None
+        self.saving: Saving | None = None
         self._forced = format
         self._found: tuple[str, str] | None = None  # the format, and the file that has it
         self._reader: RowReader | None = None
@@ -112,7 +114,7 @@ class _Folder:
         if self.model is not None:
             raise TraceError(f"give one request log at a time, each counts time from its server's start: {file}")
         with plain(file) as path:
-            requests, self.model = request_log.read(path, file.name, self.reading)
+            requests, self.model, self.saving = request_log.read(path, file.name, self.reading)
         self.requests += requests
 
     def _is(self, format: str, looks: bool) -> bool:

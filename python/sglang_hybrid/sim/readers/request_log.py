@@ -14,6 +14,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.sim.readers.reading import Reading
+from sglang_hybrid.sim.saving import Saving, of_log
 from sglang_hybrid.sim.trace import Segment, TraceError, TraceRequest, make_request
 
 
@@ -28,8 +29,8 @@ class _Asked:
     segments: list[list[int]] = field(default_factory=list)
 
 
-def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], ModelSpec]:
-    """Requests of the log, called `name` in messages, and what its server's model costs; raises TraceError.
+def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], ModelSpec, Saving]:
+    """Requests of the log, called `name` in messages, what its server's model costs, how it saved; raises TraceError.
 
     A request that had not ended when the log did has no answer, one that ended within its prompt has that part of it.
     One that was retracted and came again with what it had answered is one request.
@@ -38,7 +39,8 @@ def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], M
     under_way: dict[str, _Asked] = {}
     try:
         with closing(read_log(path)) as lines:
-            model = model_of(next(lines)[1])
+            settings = next(lines)[1]
+            model, saving = model_of(settings), of_log(settings)
             for number, line in lines:
                 if not line:
                     reading.notes[f"{name}: the last line is cut and was skipped"] += 1
@@ -58,11 +60,11 @@ def read(path: Path, name: str, reading: Reading) -> tuple[list[TraceRequest], M
     if cached := sum(one.arrival[4] for one in asked):
         share = 100 * cached / sum(len(one.arrival[8]) for one in asked)
         reading.notes[
-            f"{name}: its server had {share:.1f} % of the input tokens cached. Here states lie at any token and "
-            "nothing runs; `sglang-hybrid replay --simulate` plays the server itself"
+            f"{name}: its server had {share:.1f} % of the input tokens cached. Here nothing runs; "
+            "`sglang-hybrid replay --simulate` plays the server itself"
         ] += 1
     home = asked[0].arrival[3] if asked else 0  # requests of one namespace keep their first tokens
-    return [_request(one, home, reading) for one in asked if one.tokens], model
+    return [_request(one, home, reading) for one in asked if one.tokens], model, saving
 
 
 def _arrive(where: str, line: list[Any], asked: list[_Asked], under_way: dict[str, _Asked]) -> None:

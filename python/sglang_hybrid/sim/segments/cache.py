@@ -16,6 +16,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.segments import SegmentCosts, segment_costs
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.request import Request
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.segment.blocks import Blocks
@@ -27,6 +28,7 @@ from sglang_hybrid.segment.passes import Pass
 from sglang_hybrid.segment.prompt import Cached, Limits, SegmentedPrompt
 from sglang_hybrid.segment.slabs import Cut
 from sglang_hybrid.sim.prefix_cache import PrefixCache
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.trace import TraceRequest
 
 _CODES = 1 << 30  # above every token: of a vocabulary, and of a request log
@@ -71,9 +73,9 @@ class SegmentCache(PrefixCache):
         memory: Memory,
         policy: str | policies.Policy = policies.DEFAULT,
         order: Callable[[ReuseTable, Costs], Order] = ByValue,
-        prompt_ends: bool = False,
+        saving: Saving | None = None,
     ) -> None:
-        super().__init__(model, capacity_bytes, policy, prompt_ends)
+        super().__init__(model, capacity_bytes, policy, saving)
         self.costs = costs = segment_costs(model, memory.dtype)
         self.memory, self.seams = memory, Seams(memory.seam_tokens, costs.window)
         self.identity = identity(self.seams)
@@ -141,10 +143,10 @@ class SegmentCache(PrefixCache):
             wide[at] = self._codes.setdefault(int(wide[at]), _CODES + len(self._codes))
         return wide.astype(np.int32)
 
-    def _places(self, positions: list[int]) -> dict[int, int]:
+    def _places(self, request: Request, positions: list[int], total: int) -> dict[int, int]:
         """States lie where tokens are run, never in an interior."""
         if not self._passes:
-            return super()._places(positions)
+            return super()._places(request, positions, total)
         found: dict[int, int] = {}
         for wanted in positions:
             inside = next((made for made in self._passes if made.start < wanted <= made.end), None)

@@ -15,6 +15,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.sim.latency import H100, CostModel
 from sglang_hybrid.sim.metrics import cost_columns, hit_columns
 from sglang_hybrid.sim.replay import Ints, Replay
+from sglang_hybrid.sim.saving import Saving
 from sglang_hybrid.sim.segments.cache import Memory, SegmentCache, Served, blocks_of, identity, prompt_of
 from sglang_hybrid.sim.segments.orders import knowing
 from sglang_hybrid.sim.trace import Segment, Tokens, Trace
@@ -64,7 +65,7 @@ def columns(
     }
 
 
-def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str) -> SegmentCache:
+def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str, saving: Saving | None = None) -> SegmentCache:
     """A cache that evicts nothing of `trace`."""
     costs = segment_costs(model, memory.dtype)
     known: dict[Any, int] = {}
@@ -74,19 +75,19 @@ def endless(trace: Trace, model: ModelSpec, memory: Memory, policy: str) -> Segm
     empty = blocks_of(costs, 0)
     blocks = empty.filled(len(known), sum(known.values()), costs.transitions * len(known))
     blocks += empty.filled(1, 1, costs.transitions)  # a new entry has all of its transitions for a while
-    return SegmentCache(
-        model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy, prompt_ends=trace.prompt_ends
-    )
+    return SegmentCache(model, ENDLESS, replace(memory, total_bytes=blocks * costs.block_bytes), policy, saving=saving)
 
 
-def clairvoyant(trace: Trace, model: ModelSpec, capacity_bytes: int, memory: Memory, policy: str) -> SegmentCache:
+def clairvoyant(
+    trace: Trace, model: ModelSpec, capacity_bytes: int, memory: Memory, policy: str, saving: Saving | None = None
+) -> SegmentCache:
     """A cache whose order of eviction of segments knows all later requests."""
     seams = Seams(memory.seam_tokens, segment_costs(model, memory.dtype).window)
     uses: dict[bytes, list[float]] = {}
     for request in trace.requests:
         for each in prompt_of(request, seams, identity(seams)).segments:
             uses.setdefault(each.key, []).append(request.ts)
-    return SegmentCache(model, capacity_bytes, memory, policy, knowing(uses), trace.prompt_ends)
+    return SegmentCache(model, capacity_bytes, memory, policy, knowing(uses), saving)
 
 
 def _name(tokens: Tokens, each: Segment) -> Any:
