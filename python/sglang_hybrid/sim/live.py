@@ -11,6 +11,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.memory.sizing import Kinds, Sizing
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.replay import logged_hints, model_of, read_log
 from sglang_hybrid.prefix.tree.node import Node
@@ -57,6 +58,14 @@ class _Timed(SimulatedServer):
     def victim(self, pool: PoolKind, now: float) -> Node | None:
         return super().victim(pool, self.times.popleft() if self.times else now)
 
+    def weakest(
+        self, pool: PoolKind, contenders: dict[int, Candidate], count: int, now: float
+    ) -> tuple[list[Node], list[int]]:
+        victims, lost = super().weakest(pool, contenders, count, self.times[0] if self.times else now)
+        for _ in range(min(count, len(victims) + len(lost) + 1, len(self.times))):  # the log asks once more in vain
+            self.times.popleft()
+        return victims, lost
+
 
 class _Elastic(_Timed, ElasticServer):
     """The same over one budget."""
@@ -82,8 +91,8 @@ def simulate(path: Path, policy: str = "", states: int = 0, kv_tokens: int = 0, 
     else:
         states, kv_tokens = sizing.states, sizing.tokens
     rest = {name: int(settings[name]) for name in ("chunk_tokens", "buffers", "track_tokens", "pass_states")}
-    step, page = max(1, settings["step"]), max(1, settings["page"])
-    shape = Shape(states, kv_tokens, settings["grid"], step, page=page, **rest)
+    page = settings["page"]  # 0 where the server could not be played, and said no step
+    shape = Shape(states, kv_tokens, settings["grid"], settings["step"] if page else 1, page=page or 1, **rest)
     server = _Timed(costs, shape, name) if sizing is None else _Elastic(costs, shape, sizing, name)
     return _Feed(server, [line for _, line in lines[1:] if line]).run()
 

@@ -176,6 +176,16 @@ def test_gdsf_ages_entries_by_the_score_of_victims() -> None:
     assert fresh > old
 
 
+def test_of_what_saves_nothing_the_largest_goes_first_in_whatever_order_it_is_named() -> None:
+    dead = [some(n, end_tokens=64, base_tokens=64, freed_kv_tokens=n, states=0) for n in range(1, 60)]
+    for seed in range(5):
+        index = ForecastIndex(Forecast(MODEL, ReuseTable([Prior()] * CLASSES)))
+        index.put(some(99))
+        for number in np.random.default_rng(seed).permutation(len(dead)):
+            index.put(dead[number])
+        assert [index.pop(5.0) for _ in range(60)] == [*range(59, 0, -1), 99]
+
+
 def test_forecast_prefers_the_class_that_returns() -> None:
     table = ReuseTable([Prior()] * 2)
     table.index[0], table.index[1] = 0.001, 0.1

@@ -1,6 +1,7 @@
 """A simulated server: one request after the other, side by side, and what it refuses."""
 
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
 from sglang_hybrid.sim.concurrent import serve
+from sglang_hybrid.sim.live import _Timed
 from sglang_hybrid.sim.server import SimulatedServer
 from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.workloads import parse
@@ -256,3 +258,24 @@ def test_running_requests_that_hold_more_than_all_slots_save_nothing() -> None:
     for name, number in (("0", 0), ("1", 1), ("2", 2), ("more", 9)):
         found.finish(name, text(number, 300), 5.0)
     assert quiet(found)
+
+
+@pytest.mark.parametrize("more", [{}, {"grid": 1, "buffers": 0}, {"grid": 1, "buffers": 0, "page": 1}])
+def test_a_pass_that_gives_back_one_state_saves_no_boundary(more: dict[str, int]) -> None:
+    for step, hit in ((1, 128), (0, 0)):
+        found = server(step=step, **more)
+        found.arrive("", text(1, 300), 0.0, boundaries=(128,))
+        found.finish("", text(1, 300), 1.0)
+        assert found.lookup(np.concatenate((text(1, 200), text(2, 90))), 2.0) == hit
+        assert quiet(found)
+
+
+def test_what_is_evicted_for_a_contest_is_so_at_its_time_in_the_log() -> None:
+    found = _Timed(MODEL, Shape(8, 20_000), "forecast")
+    for number in range(6):
+        found.arrive("", text(number, 200), float(number))
+        found.finish("", text(number, 200), float(number))
+    found.times = deque([7.5, 7.5, 9.0])
+    request = found.decisions.arrive("", text(50, 300), 7.0, 0, 0)
+    found.weakest(PoolKind.STATES, found.decisions.contenders(request, {128: 128, 192: 192}, 7.0), 2, 7.0)
+    assert list(found.times) == [9.0]

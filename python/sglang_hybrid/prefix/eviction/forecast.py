@@ -12,6 +12,10 @@ from sglang_hybrid.prefix.eviction.gdsf import densities, density
 from sglang_hybrid.prefix.eviction.sampled_index import SampledIndex
 from sglang_hybrid.prefix.reuse.table import EDGES_S, ReuseTable, age_bin
 
+_NOTHING = 1e-290
+"""Stands for the density of what saves nothing, as KV behind the last state. Of those the largest goes first: then it
+matters to no one in which order a tree names them, and a simulated server evicts what the real one does."""
+
 
 class Forecast:
     """The batch definition of the score."""
@@ -40,7 +44,7 @@ class ForecastIndex:
         self.discard, self.pop, self.check = self._index.discard, self._index.pop, self._index.check
 
     def put(self, candidate: Candidate) -> None:
-        value = density(self._model, candidate) or 1e-300
+        value = density(self._model, candidate) or _NOTHING / (1 + candidate.freed_kv_tokens)
         self._index.put(candidate.id, candidate.reuse_class, candidate.last_s, value)
 
     def __len__(self) -> int:
