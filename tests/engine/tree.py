@@ -86,6 +86,7 @@ class Tree:
         from sglang_hybrid.engine.cache.victims import Victims
         from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
         from sglang_hybrid.engine.pairs.kv_cache import KvCache
+        from sglang_hybrid.prefix.admission import Places
         from sglang_hybrid.prefix.decisions import Decisions
         from sglang_hybrid.prefix.pools import PoolKind
 
@@ -125,7 +126,7 @@ class Tree:
 
         def make_coordinator(cache: Any) -> CacheCoordinator:
             ours = policy != "lru"
-            decisions = Decisions(SPEC, str(policy), grid=GRID if extra else 1, guarded=not host_ratio)
+            decisions = Decisions(SPEC, str(policy), where=Places(GRID if extra else 1), guarded=not host_ratio)
             pools = (PoolKind.STATES, PoolKind.KV, *more_pools)
             if host_ratio:
                 pools += (PoolKind.HOST_STATES, PoolKind.HOST_KV)

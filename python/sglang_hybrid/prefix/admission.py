@@ -5,7 +5,7 @@ state then stays is decided by eviction.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.request import Request
@@ -35,6 +35,26 @@ def reachable(wanted: int, start: int, end: int, grid: int, step: int, page: int
         if step == 1:
             break
     return None
+
+
+class Places(NamedTuple):
+    """Where prefills of a cache can save states, as for `reachable`; a `step` of 0 is one that is not known."""
+
+    grid: int = 1
+    step: int = 0
+    page: int = 1
+
+    def stands(self, position: int, at: int) -> bool:
+        """Whether a state at `position` serves a prefix of `at` tokens as well as any that could be saved.
+
+        It does if no pass that resumes there can save one nearer to that prefix's end; by the grid alone if the step is
+        not known.
+        """
+        if position >= at:
+            return position == at
+        if not self.step:
+            return at // self.grid * self.grid == position
+        return reachable(at, position, at + 1, *self) is None
 
 
 def places(positions: Sequence[int], start: int, end: int, grid: int, step: int, page: int) -> dict[int, int]:
@@ -73,6 +93,9 @@ def answer_place(prompt: int, end: int, track: int) -> int:
     """Where decoding left a state in the buffer, of an answer behind `prompt` that ended at `end`; 0 if nowhere."""
     at = end // track * track
     return at if at > prompt else 0
+
+
+ON_GRID = Places()
 
 
 class AdmissionPolicy(Protocol):

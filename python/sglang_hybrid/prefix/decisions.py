@@ -14,6 +14,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.admission import ON_GRID, Places
 from sglang_hybrid.prefix.eviction import forecast
 from sglang_hybrid.prefix.eviction.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
@@ -41,8 +42,8 @@ then find what they need, and what an eviction costs before its first victim is 
 class Decisions:
     """History, admission and eviction of one cache under `policy`, one of its own or a name (`policies.find`).
 
-    Requests resume at multiples of `grid` tokens. The guard of a guarded policy can be left out (`guarded`): it needs
-    to be told what is `saved` and what has to `fit`.
+    `where`: the positions at which states can be saved. The guard of a guarded policy can be left out (`guarded`): it
+    needs to be told what is `saved` and what has to `fit`.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Decisions:
         model: ModelSpec,
         policy: str | Policy = policies.DEFAULT,
         history_tokens: int = 32_000_000,
-        grid: int = 1,
+        where: Places = ON_GRID,
         guarded: bool = True,
     ) -> None:
         chosen = policies.find(policy) if isinstance(policy, str) else policy
@@ -59,7 +60,7 @@ class Decisions:
         self._admission = chosen.admission()
         self.table = ReuseTable(PRIORS)
         self.history = History(self.table, max_tokens=history_tokens, context_tokens=model.context_tokens)
-        self._grid = grid
+        self._where = where
         self._history_tokens = history_tokens
         self.guard: Guard | None = None
         if guarded and chosen.guarded:
@@ -161,7 +162,7 @@ class Decisions:
 
     def _compare(self, guard: Guard, request: Request, limit: int) -> None:
         """Tell the guard what the request skips; its shadow counts the namespace's token as well."""
-        start, grid = request.cached_tokens, self._grid
+        start, grid = request.cached_tokens, self._where.grid
         lru = guard.arrive(request.key, limit + 1 if limit > 0 else 0, start + 1 if start else 0)
         request.lru_tokens, request.shadow = max(0, lru.resume_tokens - 1), lru.node
         if request.lru_tokens < min(start, limit) and self.model.checkpoint_bytes:
@@ -278,10 +279,10 @@ class Decisions:
     def branch(self, request: Request, position: int, held: Mark | None) -> Mark | None:
         """The mark for the state at `position`, `held` so far, if others part there; None: it keeps its own.
 
-        States lie on the grid, so one can stand for a branch and for an end behind it: then it counts as the branch.
+        Not every position can have one, so one can stand for a branch and for an end: then it counts as the branch.
         """
-        grid, marks = self._grid, request.marks
-        shared = [at for at in marks if at // grid * grid == position and marks[at].shared]
+        marks = request.marks
+        shared = [at for at in marks if marks[at].shared and self._where.stands(position, at)]
         if not shared:
             return None
         mark = marks[max(shared)]
@@ -313,9 +314,8 @@ class Decisions:
         if mark.shared:
             return None
         self._placed.pop(mark, None)
-        grid = self._grid
         for at, near in request.marks.items():
-            if near.kind is Kind.DECLARED and near is not mark and at // grid * grid == end:
+            if near.kind is Kind.DECLARED and near is not mark and self._where.stands(end, at):
                 near.touch = max(near.touch, mark.touch)
                 return near
         return self._old(mark, now)

@@ -143,7 +143,8 @@ COSTS = tuple(field.name for field in _COSTS)
 """What of a ModelSpec decides anything."""
 
 SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens", "page", "pass_states")
-"""What a simulated server is made from (`sim.shape.Shape`): all 0 where it cannot be, the first two with a budget."""
+"""What a simulated server is made from (`sim.shape.Shape`). The first two are 0 with a budget, and where it cannot be
+made; logs of earlier versions have 0 for all of them then."""
 
 SLOTS_PER_PASS = 3
 """Free slots that SGLang wants for each request of a pass before 0.5.23: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`. Logs did

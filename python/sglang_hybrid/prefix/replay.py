@@ -10,6 +10,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.admission import Places
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.log_schema import (
@@ -113,7 +114,8 @@ def model_of(settings: dict[str, Any]) -> ModelSpec:
 
 def _decisions(settings: dict[str, Any]) -> Decisions:
     """As the server made them; where its tuner moved Marconi's weight, each eviction names it."""
-    return Decisions(model_of(settings), settings["policy"], grid=settings["grid"], guarded=settings["guarded"])
+    where = Places(settings["grid"], settings["step"], settings["page"])
+    return Decisions(model_of(settings), settings["policy"], where=where, guarded=settings["guarded"])
 
 
 class _Replay:

@@ -36,6 +36,7 @@ import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.admission import Places
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.guard.shadow import UNLIMITED
@@ -159,10 +160,10 @@ class RecordedDecisions(Decisions):
         guarded: bool = True,
         shape: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(model, policy, grid=grid, guarded=guarded)
+        sizes = {name: (shape or {}).get(name, 0) for name in (*SHAPE, *BUDGET)}
+        super().__init__(model, policy, where=Places(grid, sizes["step"], sizes["page"]), guarded=guarded)
         self._log = log
         costs = {key: value for key, value in asdict(model).items() if key in COSTS}
-        sizes = {name: (shape or {}).get(name, 0) for name in (*SHAPE, *BUDGET)}
         log.write(VERSION, {"policy": policy, "grid": grid, "guarded": guarded, **costs, **sizes})
 
     def arrive(

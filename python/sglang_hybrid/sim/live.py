@@ -75,8 +75,8 @@ def simulate(path: Path, policy: str = "", states: int = 0, kv_tokens: int = 0, 
     """Send the requests of the log at `path` through a simulated server; what is not given is as it was.
 
     With both sizes given it has two pools of those, also where the log's server had elastic memory. Requests that ran
-    side by side are assumed to decode at an even pace. Raises ConfigError for what is no log, and where a size is
-    neither given nor known.
+    side by side are assumed to decode at an even pace, and to be prefilled one after the other. Raises ConfigError for
+    what is no log, and where a size is neither given nor known.
     """
     lines = list(read_log(path))
     settings = lines[0][1]

@@ -10,7 +10,7 @@ from collections import Counter
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import answer_place, keeps_end, own_place, places
+from sglang_hybrid.prefix.admission import Places, answer_place, keeps_end, own_place, places
 from sglang_hybrid.prefix.decisions import AHEAD, Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.pools import PoolKind
@@ -36,7 +36,8 @@ class SimulatedServer(TreeCache):
         guarded: bool = True,
         pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV),
     ) -> None:
-        super().__init__(Decisions(model, policy, grid=shape.grid, guarded=guarded), pools, False)
+        where = Places(shape.grid, shape.step, shape.page)
+        super().__init__(Decisions(model, policy, where=where, guarded=guarded), pools, False)
         self.shape = shape
         self.running: dict[str, Running] = {}
         self._stock = self.decisions.policy.stock

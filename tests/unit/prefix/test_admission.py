@@ -1,15 +1,18 @@
 """Admission policies: at which positions of a request a state is saved."""
 
+import random
 from itertools import pairwise
 
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.admission import (
+    ON_GRID,
     AdmissionPolicy,
     EveryN,
     HistoryAdmission,
     MarconiAdmission,
+    Places,
     keeps_end,
     places,
     reachable,
@@ -133,3 +136,20 @@ def test_a_last_chunk_shorter_than_a_window_leaves_the_repeat_what_the_chunk_bef
     assert places([701], 616, 693, grid=1, step=1, page=1) == {}, "the last chunk has it"
     assert places([325], 216, 316, grid=64, step=1, page=1) == {256: 325}
     assert places([385], 216, 316, grid=64, step=1, page=1) == {}, "the last chunk has 384"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_state_stands_for_a_prefix_if_no_pass_that_resumes_at_it_saves_one_nearer(seed: int) -> None:
+    rng = random.Random(seed)
+    grid = rng.choice((1, 8, 64))
+    where = Places(grid, rng.choice((1, 8, 64, 96)), rng.choice((1, grid)))
+    start = rng.randrange(300) if rng.random() < 0.5 else rng.randrange(5) * grid
+    for at in range(start, start + 300):
+        nearer = any(places([at], start, end, *where) for end in range(at + 1, at + 3))
+        assert where.stands(start, at) is not nearer
+    assert not any(where.stands(start, at) for at in range(start))
+
+
+def test_where_the_step_is_not_known_a_state_stands_for_what_lies_in_its_grid() -> None:
+    assert [at for at in range(300) if Places(64).stands(128, at)] == list(range(128, 192))
+    assert [at for at in range(300) if ON_GRID.stands(128, at)] == [128]

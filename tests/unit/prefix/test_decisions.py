@@ -11,7 +11,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.prefix.admission import MOST_POSITIONS
+from sglang_hybrid.prefix.admission import MOST_POSITIONS, Places
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
 from sglang_hybrid.prefix.policies import served
@@ -367,7 +367,7 @@ def conversation(decisions: Decisions, turns: int, behind: int) -> list[Request]
 def test_a_mark_right_before_a_prompts_end_is_its_conversations_and_others_are_for_all(
     behind: int, shared: bool
 ) -> None:
-    decisions = Decisions(SPEC, grid=64)
+    decisions = Decisions(SPEC, where=Places(64))
     first, _ = conversation(decisions, 2, behind)
     mark = first.marks[200 - behind]
     assert mark.shared is shared
@@ -377,7 +377,7 @@ def test_a_mark_right_before_a_prompts_end_is_its_conversations_and_others_are_f
 
 
 def test_a_state_that_is_superseded_stands_for_what_was_declared_right_before() -> None:
-    decisions = Decisions(SPEC, grid=64)
+    decisions = Decisions(SPEC, where=Places(64))
     (request,) = conversation(decisions, 1, 3)
     near = request.marks[197]
     assert decisions.superseded(request, request.marks[200], 192, 1.0) is near

@@ -279,3 +279,25 @@ def test_what_is_evicted_for_a_contest_is_so_at_its_time_in_the_log() -> None:
     request = found.decisions.arrive("", text(50, 300), 7.0, 0, 0)
     found.weakest(PoolKind.STATES, found.decisions.contenders(request, {128: 128, 192: 192}, 7.0), 2, 7.0)
     assert list(found.times) == [9.0]
+
+
+@pytest.mark.parametrize("more", [{"grid": 1, "buffers": 0, "step": 128}, {"step": 64, "chunk_tokens": 1000}])
+def test_the_state_just_before_a_branch_counts_as_the_branch_wherever_states_lie(more: dict[str, int]) -> None:
+    """Behind a prefix that is resumed at a state off its end, as those of Mamba-2 kernels are."""
+    found, template = server(**more), text(1, 300)
+    for number in range(3):
+        found.commit(np.concatenate((template, text(number + 2, 200))), 490, float(number))
+    (node,) = [node for node in walk(found.tree) if node.end == 256]
+    assert node.state is not None
+    assert node.state.shared
+
+
+def test_templates_stay_while_their_questions_go_where_states_lie_between_their_ends() -> None:
+    trace, hits = parse("fewshot?requests=300&seed=3"), {}
+    for policy in ("forecast", "lru"):
+        found = SimulatedServer(MODEL, Shape(16, 400_000, grid=1, step=128, buffers=0), policy)
+        hits[policy] = 0
+        for r in trace.requests:
+            hits[policy] += found.lookup(r.input_tokens, r.ts)
+            found.commit(r.tokens, r.n_input, r.ts)
+    assert hits["forecast"] / trace.n_input_tokens > 0.65

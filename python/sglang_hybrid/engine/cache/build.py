@@ -22,6 +22,7 @@ from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims
 from sglang_hybrid.engine.pools import build as elastic
 from sglang_hybrid.engine.segments import build as segments
 from sglang_hybrid.prefix import policies
+from sglang_hybrid.prefix.admission import Places
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
@@ -74,7 +75,8 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
         shape = _shape(ctx, args, config, prefill.step)
         decisions: Decisions = RecordedDecisions(_log(config), spec, config.policy, grid, guarded, shape)
     else:
-        decisions = Decisions(spec, config.policy, grid=grid, guarded=guarded)
+        where = Places(grid, prefill.step, int(ctx.params.page_size))
+        decisions = Decisions(spec, config.policy, where=where, guarded=guarded)
     for tokens in read_prefixes(config.seed_prefixes):
         decisions.seed(tokens, 0.0)
     watched = TieredVictims if ctx.enable_hierarchical_cache else Victims
@@ -113,12 +115,13 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     )
 
 
-def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int] | None:
-    """What the simulator needs to play this server (`log_schema.SHAPE` and `BUDGET`), None where it cannot."""
+def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int]:
+    """What the simulator needs to play this server (`log_schema.SHAPE` and `BUDGET`), without sizes where it cannot."""
     pool = ctx.params.req_to_token_pool
+    memory: dict[str, int] = {}
     if ctx.enable_hierarchical_cache or (config.memory == "elastic" and config.segments == "on"):
-        return None
-    if config.memory == "elastic":
+        pass
+    elif config.memory == "elastic":
         memory = elastic.described()
     else:
         kv = ctx.params.token_to_kv_pool_allocator
