@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import packages
+from sglang_hybrid.engine.pools import remote
 
 BREAK = """
 import importlib.metadata, sys
@@ -114,6 +118,22 @@ def test_doctor_of_a_server_needs_none_of_them(module: str) -> None:
     status, _, error = in_broken(module, "missing", "wheel", "doctor", "--url", "http://127.0.0.1:9")
     assert status == 2
     assert "no server answers there" in error
+
+
+def test_what_answers_need_not_speak_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answers = threading.Thread(target=_garbage, args=(listener,))
+        answers.start()
+        with pytest.raises(ConfigError, match="no server answers there"):
+            remote.fetch("http://{}:{}".format(*listener.getsockname()))
+        answers.join()
+
+
+def _garbage(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"\0garbage\r\n\r\n")
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy", "sglang"])

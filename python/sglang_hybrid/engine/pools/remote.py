@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import status
@@ -43,7 +44,7 @@ def fetch(url: str, api_key: str | None = None) -> str:
         raise ConfigError(
             f"the server shows no metrics; start it with --enable-metrics: {url} (status {error.code})"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:  # the last: what answers does not speak HTTP
         raise ConfigError(f"no server answers there; start it, or correct --url: {url} ({error})") from error
 
 
