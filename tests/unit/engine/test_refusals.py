@@ -10,10 +10,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
 from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
@@ -231,23 +229,6 @@ def test_models_that_sglang_cannot_cut(name: str, tied: bool, why: str) -> None:
         return
     with pytest.raises(ConfigError, match=why):
         refusals._check_stages(two, model)
-
-
-@pytest.mark.parametrize(
-    ("config", "tensor", "why"),
-    [
-        ({"n_groups": 8}, "backbone.embeddings.weight", ""),
-        ({"n_groups": 2, "mamba_n_groups": 2}, "backbone.embeddings.weight", ""),
-        ({"n_groups": 2}, "backbone.embeddings.weight", '"mamba_n_groups": 2}.: n_groups 2$'),
-        ({"n_groups": 8}, "backbone.embedding.weight", "rename the tensor backbone.embedding.weight"),
-    ],
-)
-def test_what_sglang_misreads_of_nemotron_h(tmp_path: Path, config: dict[str, Any], tensor: str, why: str) -> None:
-    save_file({tensor: np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
-    model = Model(str(tmp_path), {"architectures": ["NemotronHForCausalLM"], **config})
-    namespace = flags.parse_engine(["--model-path", str(tmp_path)])
-    with pytest.raises(ConfigError, match=why) if why else nullcontext():
-        refusals._check_nemotron(namespace, model)
 
 
 def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from sglang_hybrid.core import quantized
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cpu import sgl_kernel
-from sglang_hybrid.engine.launch import adapters, rust
-from sglang_hybrid.engine.launch import folder as files
+from sglang_hybrid.engine.launch import adapters, misread, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
@@ -25,9 +24,6 @@ _OVER_ALL_RANKS = ("KimiLinearForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausa
 attention: the first pass ends on shapes (0.5.21 and 0.5.23)."""
 
 _TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
-
-_NEMOTRON_GROUPS = 8
-"""Of the B and C projections, where config.json says nothing."""
 
 _WITHOUT_POOLER = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
 
@@ -55,7 +51,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_lazy(asked)
     _check_mixed_chunk(namespace, model)
     _check_chunks(namespace, model)
-    _check_nemotron(namespace, model)
+    misread.check(namespace, model)
     _check_stages(namespace, model)
     _check_groups(namespace, model)
     _check_order(asked, config, model)
@@ -125,24 +121,6 @@ def _check_chunks(namespace: Any, model: Model) -> None:
         raise ConfigError(
             f"states of this model lie {spec.chunk_tokens} tokens apart, and from shorter chunks of a prompt none is "
             f"cached; give --chunked-prefill-size {spec.chunk_tokens} or more: {chunk}"
-        )
-
-
-def _check_nemotron(namespace: Any, model: Model) -> None:
-    """SGLang's layers and pools read two names for one number, and a tensor by another name is left out in silence."""
-    if model.architecture != "NemotronHForCausalLM" or model.config is None:
-        return
-    groups = model.config.get("n_groups", _NEMOTRON_GROUPS)
-    if groups != model.config.get("mamba_n_groups", _NEMOTRON_GROUPS):
-        raise ConfigError(
-            f"SGLang reads n_groups of this model as mamba_n_groups too, and the first prompt would end it; add "
-            f"--json-model-override-args '{{\"mamba_n_groups\": {groups}}}': n_groups {groups}"
-        )
-    names = files.tensor_names(model.path, namespace.load_format)
-    if names is not None and "backbone.embedding.weight" in names:
-        raise ConfigError(
-            "SGLang knows the embedding of this model as backbone.embeddings.weight and would answer by a random one; "
-            f"rename the tensor backbone.embedding.weight, as transformers 5.12 writes it: {model.path}"
         )
 
 
