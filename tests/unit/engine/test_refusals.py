@@ -52,6 +52,8 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--offload-group-size 1 --offload-num-in-group 1", "drop: --offload-group-size 1"),
         ("--enable-torch-compile", "drop: --enable-torch-compile"),
         ("--enable-forward-pass-metrics", "drop: --enable-forward-pass-metrics"),
+        ("--enable-deterministic-inference", "drop: --enable-deterministic-inference"),
+        ("--rl-on-policy-target fsdp", "drop: --rl-on-policy-target"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
         ("--quantization fp8", "serve the checkpoint that is not: --quantization fp8"),
         ("--quantization unquant", ""),

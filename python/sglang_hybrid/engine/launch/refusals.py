@@ -41,7 +41,12 @@ _LEAST_CONTEXT = 8
 """SGLang takes seven tokens of it and a prompt has one. With one in all the start ends on an assertion."""
 
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size")
-_ON_GPU = ("enable_torch_compile", "enable_forward_pass_metrics")
+_ON_GPU = (
+    "enable_torch_compile",
+    "enable_forward_pass_metrics",
+    "enable_deterministic_inference",
+    "rl_on_policy_target",
+)
 _SCALED = ("fp8_e4m3", "fp8_e5m2")
 
 
