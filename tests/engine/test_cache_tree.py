@@ -59,6 +59,18 @@ def test_random_steps_leave_tree_pools_and_indices_consistent(policy: str, page:
     assert tree.coordinator.account.counts["states_evicted"] > 20, "nothing was evicted, so nothing was tested"
 
 
+def test_as_many_states_leave_as_an_allocation_asks_for_where_most_are_inside_the_tree() -> None:
+    tree, tokens = Tree("forecast", tokens=1024, states=12), list(range(1, 91))
+    for length in range(10, 91, 10):
+        assert tree.insert(tokens[:length])
+    before, _ = tree.held()
+    tree.evict(0, 6)
+    left, _ = tree.held()
+    assert before == 9
+    assert left <= 3
+    tree.check()
+
+
 @pytest.mark.parametrize("policy", ["forecast", "marconi-online"])
 def test_the_victim_is_the_lowest_score_of_all(policy: str) -> None:
     """The indices are fed only what changed; their victim equals scoring every candidate of the tree anew."""

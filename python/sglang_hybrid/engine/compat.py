@@ -95,6 +95,16 @@ def checkpoint_grid() -> int:
     return int(mamba_cache_chunk_size())
 
 
+def walks_on() -> bool:
+    """Whether SGLang's walk for victims goes on behind one inside the tree, which it evicts and does not name.
+
+    That of 0.5.17 takes it for the end of the walk, though more is asked for.
+    """
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult
+
+    return hasattr(EvictDeviceNextNodeResult(), "made_progress")
+
+
 def state_of(req: Any) -> Any:
     """The object that holds a request's state slots (`mamba_pool_idx` and its like)."""
     kv = getattr(req, "kv", None)

@@ -11,6 +11,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_result
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, answered, tracked
 from sglang_hybrid.engine.compat import state_of
@@ -284,7 +285,7 @@ class HybridMamba(_Ordered, MambaComponent):
             super()._evict_device_start(request_cnt)
 
     def _evict_device_next_node(self, tracker: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._ours:
+        while self._ours:
             done = tracker[self.component_type]
             if done >= self._wanted:
                 return None
@@ -292,10 +293,14 @@ class HybridMamba(_Ordered, MambaComponent):
             if node is None:
                 self._ours = False
                 super()._evict_device_start(self._asked)
-            elif node in self.tree_core.evictable_device_leaves:
+                break
+            if node in self.tree_core.evictable_device_leaves:
                 return node.id  # goes as a whole
-            else:  # SGLang's step, at our cursor
-                self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
+            # SGLang's step, at our cursor
+            self._evict_device_cursor, self._evict_device_request_cnt = node, done + 1
+            named = super()._evict_device_next_node(tracker, *args, **kwargs)
+            if named is not None or compat.walks_on() or tracker[self.component_type] <= done:
+                return named
         return super()._evict_device_next_node(tracker, *args, **kwargs)
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> Any:

@@ -132,7 +132,7 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.mem_cache.unified_cache.unified_tree_core_interface:EvictDeviceNextNodeResult",
         IMPORT,
-        "cache.tree_core",
+        "cache.tree_core compat",
         SCHEDULER,
     ),
     Use("srt.mem_cache.unified_radix_cache:UnifiedRadixCache", SUBCLASS, "cache.radix_cache pairs.kv_cache", SCHEDULER),
