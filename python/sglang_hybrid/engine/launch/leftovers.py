@@ -1,6 +1,7 @@
 """The files of a server, which SGLang leaves behind when it ends: sockets in the temporary folder, and shared memory.
 
-A container that keeps its `/dev/shm`, 64 MiB by default, would run out of it after a few thousand starts.
+A container that keeps its `/dev/shm`, 64 MiB by default, would run out of it after a few thousand starts. With several
+ranks the third start would end in a bus error: the first rank hands requests to the others through 24 MiB of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ def note(ports: Any, *args: Any, **kwargs: Any) -> None:
         (os.getpid(), file)
         for file in (*(name.removeprefix(_SOCKET) for name in names), shm_path_for(ports.instance_id))
     )
+
+
+def unname(_: Any, queue: Any) -> None:
+    """AFTER hook of MessageQueue.wait_until_ready: every reader has the memory open, and nobody needs its name again.
+
+    Whoever has it open keeps it. It goes with the last of them, however they end: a rank is mostly killed.
+    """
+    ring = queue.buffer
+    if ring is not None and ring.is_creator:
+        ring.shared_memory.unlink()
+        ring.is_creator = False  # it would be removed a second time
 
 
 def remove() -> None:

@@ -17,6 +17,7 @@ _HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
 _RUST = "srt.rust_server.server:RustServer."
 _BATCH = "srt.managers.schedule_batch:"
 _ENCODE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase."
+_RING = "srt.distributed.device_communicators.shm_broadcast:"
 
 FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer", "BEFORE", "frontend.workers:leave", HTTP),
@@ -139,6 +140,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
+    Hook(_RING + "MessageQueue.wait_until_ready", "AFTER", "launch.leftovers:unname", SCHEDULER),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Long texts.
     Hook(_TOKENIZER + "TokenizerManager.init_tokenizer_and_processor", "AFTER", "frontend.texts:bound", HTTP),
