@@ -15,7 +15,6 @@ import random
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,8 @@ def main() -> int:
     folder = model.build(Path("models") / "demo-gdn", "gdn").resolve()
     with tempfile.TemporaryDirectory() as scratch:
         for name, (launcher, options, more) in servers.items():
-            with ExitStack() as stack:
-                log = Path(scratch) / f"{name}.log"
-                started = Server(folder, options, log=log, environment={**ENVIRONMENT, **more}, launcher=launcher)
-                server = stack.enter_context(started)
+            log = Path(scratch) / f"{name}.log"
+            with Server(folder, options, log=log, environment={**ENVIRONMENT, **more}, launcher=launcher) as server:
                 server.wait_ready()
                 measure(server, [words(random.Random(99), 600)], 99)  # what is done once is done before
                 rows.append({"server": name, **measure(server, first, given.seed)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import re
 from typing import Any
@@ -95,6 +96,7 @@ def checkpoint_grid() -> int:
     return int(mamba_cache_chunk_size())
 
 
+@functools.cache
 def walks_on() -> bool:
     """Whether SGLang's walk for victims goes on behind one inside the tree, which it evicts and does not name.
 

@@ -95,7 +95,8 @@ def answer_place(prompt: int, end: int, track: int) -> int:
     return at if at > prompt else 0
 
 
-ON_GRID = Places()
+ANYWHERE = Places()
+"""A state can lie at any token."""
 
 
 class AdmissionPolicy(Protocol):

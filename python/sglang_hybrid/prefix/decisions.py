@@ -14,7 +14,7 @@ import numpy as np
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import ON_GRID, Places
+from sglang_hybrid.prefix.admission import ANYWHERE, Places
 from sglang_hybrid.prefix.eviction import forecast
 from sglang_hybrid.prefix.eviction.candidates import Candidate, VictimIndex
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex
@@ -51,7 +51,7 @@ class Decisions:
         model: ModelSpec,
         policy: str | Policy = policies.DEFAULT,
         history_tokens: int = 32_000_000,
-        where: Places = ON_GRID,
+        where: Places = ANYWHERE,
         guarded: bool = True,
     ) -> None:
         chosen = policies.find(policy) if isinstance(policy, str) else policy

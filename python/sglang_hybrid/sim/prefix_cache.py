@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sglang_hybrid.core.errors import ConfigError, InvariantError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
-from sglang_hybrid.prefix.admission import ON_GRID, Places
+from sglang_hybrid.prefix.admission import ANYWHERE, Places
 from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.request import Request
@@ -49,7 +49,7 @@ class PrefixCache(TreeCache):
     ) -> None:
         if capacity_bytes < 0:
             raise ConfigError(f"a cache needs a capacity of zero bytes or more: {capacity_bytes}")
-        where = ON_GRID if saving is None else Places(saving.grid, saving.step, saving.page)
+        where = ANYWHERE if saving is None else Places(saving.grid, saving.step, saving.page)
         super().__init__(Decisions(model, policy, where=where), (PoolKind.BYTES,))
         self.capacity_bytes = capacity_bytes
         self.saving = saving

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.admission import (
-    ON_GRID,
+    ANYWHERE,
     AdmissionPolicy,
     EveryN,
     HistoryAdmission,
@@ -152,4 +152,4 @@ def test_a_state_stands_for_a_prefix_if_no_pass_that_resumes_at_it_saves_one_nea
 
 def test_where_the_step_is_not_known_a_state_stands_for_what_lies_in_its_grid() -> None:
     assert [at for at in range(300) if Places(64).stands(128, at)] == list(range(128, 192))
-    assert [at for at in range(300) if ON_GRID.stands(128, at)] == [128]
+    assert [at for at in range(300) if ANYWHERE.stands(128, at)] == [128]
