@@ -72,17 +72,17 @@ def test_a_long_text_leaves_the_event_loop_to_others(given: Any) -> None:
 
 @pytest.mark.parametrize("given", ["a", ["a"] * 3, [["a", "b"]], "", None])
 def test_a_short_text_is_tokenised_where_it_came(given: Any) -> None:
-    async def original(_: Any, got: Any) -> Any:
+    async def original(_: Any, got: Any, pairs: bool) -> Any:
         return got, threading.get_ident()
 
     assert asyncio.run(texts.tokenize(original, manager(), given)) == (given, threading.get_ident())
 
 
 def test_what_is_wrong_with_a_long_text_is_said() -> None:
-    async def refuses(_: Any, got: Any) -> Any:
+    async def refuses(_: Any, got: Any, pairs: bool) -> Any:
         raise ConfigError("no")
 
-    async def waits(_: Any, got: Any) -> Any:
+    async def waits(_: Any, got: Any, pairs: bool) -> Any:
         await asyncio.sleep(0)
 
     for original, error in ((refuses, ConfigError), (waits, RuntimeError)):

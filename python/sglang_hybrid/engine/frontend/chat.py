@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries, hints
-from sglang_hybrid.engine.frontend import breakpoints, placeholders
+from sglang_hybrid.engine.frontend import ahead, breakpoints, placeholders, token_cache
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
 from sglang_hybrid.engine.frontend.endpoints import rendering
 from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
@@ -54,10 +54,12 @@ _asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
 
 async def openai(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
     """Around `/v1/chat/completions`, whose handler others of OpenAI's endpoints share."""
+    token_cache.enter_of(request)
     if not hasattr(request, "messages"):
         return await original(serving, request, raw_request)
     refuse = partial(serving.create_error_response, err_type="BadRequest", status_code=400)
-    return await _answer(partial(original, serving, request), raw_request, type(request).model_validate, refuse)
+    convert = type(request).model_validate
+    return await _answer(partial(original, serving, request), serving, raw_request, convert, refuse)
 
 
 async def anthropic(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
@@ -68,12 +70,14 @@ async def anthropic(original: Callable[..., Any], serving: Any, request: Any, ra
 
     refuse = partial(serving._error_response, status_code=400, error_type="invalid_request_error")
     handle = partial(original, serving, request)
-    answer, refused = await rendering(_answer(handle, raw_request, convert, refuse, anthropic=True))
+    chat = serving.openai_serving_chat
+    answer, refused = await rendering(_answer(handle, chat, raw_request, convert, refuse, anthropic=True))
     return refuse(message=refused) if refused else answer
 
 
 async def responses(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
     """Around `/v1/responses`, which makes a chat request of its own in passing."""
+    token_cache.enter_of(request)
 
     def convert(body: dict[str, Any]) -> Any:
         from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
@@ -84,7 +88,7 @@ async def responses(original: Callable[..., Any], serving: Any, request: Any, ra
         return ChatCompletionRequest(model=variant.model, messages=messages, tools=tools)
 
     refuse = partial(serving.create_error_response, err_type="BadRequest", status_code=400)
-    return await _answer(partial(original, serving, request), raw_request, convert, refuse)
+    return await _answer(partial(original, serving, request), serving, raw_request, convert, refuse)
 
 
 def sample(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
@@ -101,6 +105,7 @@ def _body(raw_request: Any) -> Any:
 
 async def _answer(
     handle: Callable[[Any], Any],
+    serving: Any,
     raw_request: Any,
     convert: Callable[[dict[str, Any]], Any],
     refuse: Callable[..., Any],
@@ -108,6 +113,7 @@ async def _answer(
 ) -> Any:
     """What `handle` answers to `raw_request`, whose marks `process` places meanwhile; bad words are refused."""
     body, leads = _body(raw_request), {}
+    await ahead.tokenize(serving, raw_request, lambda sent: convert(documents.as_text(sent)[0] if anthropic else sent))
     try:
         if anthropic:
             body, leads = documents.as_text(body)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend import ahead, token_cache
 from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_key
 from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.routing.index import block_hashes
@@ -31,7 +32,11 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
     require_integer(page_tokens, 1, TOKENS, "page_tokens")
     if salt is not None:
         require_key(salt, "cache_salt")
-    ids = _ids(serving, str(asked.get("endpoint")), body, raw_request.app.state)
+    token_cache.enter(body.get("extra_key"), salt)
+    endpoint, state = str(asked.get("endpoint")), raw_request.app.state
+    if endpoint in _CHATS:
+        await ahead.tokenize(serving.chat_serving, raw_request, lambda _: _CHATS[endpoint](body, state))
+    ids = _ids(serving, endpoint, body, state)
     return JSONResponse({"tokens": [], "count": len(ids), "names": block_hashes(ids[:-1], int(page_tokens), salt)})
 
 

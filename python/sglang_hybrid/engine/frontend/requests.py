@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.frontend import labels, media, placeholders
+from sglang_hybrid.engine.frontend import labels, media, placeholders, token_cache
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.processors import require_readable
@@ -39,6 +39,7 @@ async def generate(
     if request is not None and media.given(obj):
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
         await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
+    token_cache.enter_of(obj)
     divide(obj, manager.tokenizer, path)
     parallel.outer.set(None if request is None else obj)
     try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend import token_cache
 
 LONG = 65_536
 """Characters from which on a text, or all texts of a batch, are tokenised in a thread."""
@@ -40,7 +42,7 @@ def bound(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def require_length(tokenizer: Any, text: Any = None, *args: Any, **kwargs: Any) -> None:
-    """BEFORE hook of a tokenizer's `__call__` and `encode`: raise ConfigError for a text that no context holds."""
+    """BEFORE hook of a tokenizer's `__call__`: raise ConfigError for a text that no context holds."""
     if _most is None:
         return
     if isinstance(text, str):
@@ -51,6 +53,24 @@ def require_length(tokenizer: Any, text: Any = None, *args: Any, **kwargs: Any) 
             require_length(tokenizer, each)
 
 
+def encode(original: Callable[..., Any], tokenizer: Any, text: Any, *args: Any, **options: Any) -> Any:
+    """Around a tokenizer's `encode`."""
+    found = None if args else known(tokenizer, text, options)
+    return original(tokenizer, text, *args, **options) if found is None else found
+
+
+def encode_prompt(original: Callable[..., Any], tokenizer: Any, text: Any, options: Any = None) -> Any:
+    """Around `parallel_prompt_encode` of SGLang 0.5.23."""
+    found = known(tokenizer, text, options or {})
+    return original(tokenizer, text, options) if found is None else found
+
+
+def known(tokenizer: Any, text: Any, options: dict[str, Any]) -> list[int] | None:
+    """The tokens of `text`, with what was tokenised before; None where the tokenizer has to be asked for all of it."""
+    require_length(tokenizer, text)
+    return token_cache.tokens_of(tokenizer, text, options)
+
+
 def require_piece(text: str, *args: Any, **kwargs: Any) -> None:
     """BEFORE hook of `split_prompt`: what SGLang 0.5.23 tokenises in pieces goes past the tokenizer's own methods."""
     require_length(None, text)
@@ -58,10 +78,25 @@ def require_piece(text: str, *args: Any, **kwargs: Any) -> None:
 
 async def tokenize(original: Callable[..., Any], manager: Any, texts: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `TokenizerManager._tokenize_texts`: long texts leave the event loop to others meanwhile."""
-    work = partial(original, manager, texts, *args, **kwargs)
-    if manager.async_dynamic_batch_tokenizer is not None or _characters(texts) < LONG:
-        return await work()
-    return await asyncio.get_running_loop().run_in_executor(_threads, _run, work)
+    if manager.async_dynamic_batch_tokenizer is not None:
+        return await original(manager, texts, *args, **kwargs)
+    work = partial(_tokens, original, manager, texts, *args, **kwargs)
+    if _characters(texts) < LONG:
+        return work()
+    return await beside(work)
+
+
+async def beside(work: Callable[[], Any]) -> Any:
+    """What `work` returns, while the event loop goes on."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, work)
+
+
+def _tokens(original: Callable[..., Any], manager: Any, texts: Any, pairs: bool = False) -> Any:
+    """Tokens and their types, None but for texts in `pairs`."""
+    found = None if pairs else known(manager.tokenizer, texts, {})
+    if found is not None and not getattr(manager.model_config, "is_embedding_gemma", False):  # SGLang adds its end
+        return found, None
+    return _run(original(manager, texts, pairs))
 
 
 def _characters(texts: Any) -> int:
@@ -69,9 +104,8 @@ def _characters(texts: Any) -> int:
     return len(texts) if isinstance(texts, str) else sum(map(_characters, texts or ()))
 
 
-def _run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def _run(made: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine that waits for nothing."""
-    made = work()
     try:
         made.send(None)
     except StopIteration as done:

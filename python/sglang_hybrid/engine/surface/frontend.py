@@ -146,7 +146,14 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager.init_tokenizer_and_processor", "AFTER", "frontend.texts:bound", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._tokenize_texts", "AROUND", "frontend.texts:tokenize", HTTP),
     Hook(_ENCODE + "__call__", "BEFORE", "frontend.texts:require_length", HTTP),
-    Hook(_ENCODE + "encode", "BEFORE", "frontend.texts:require_length", HTTP),
+    Hook(_ENCODE + "encode", "AROUND", "frontend.texts:encode", HTTP),
+    Hook(
+        "srt.entrypoints.openai.serving_chat:parallel_prompt_encode",
+        "AROUND",
+        "frontend.texts:encode_prompt",
+        HTTP,
+        since="0.5.23",
+    ),
     Hook(
         "srt.entrypoints.openai.parallel_prompt_encode:split_prompt",
         "BEFORE",

@@ -253,6 +253,7 @@ USES: tuple[Use, ...] = (
         "frontend.chat frontend.pages",
         HTTP,
     ),
+    Use("srt.entrypoints.openai.serving_chat:OpenAIServingChat._process_messages", PRIVATE, "frontend.ahead", HTTP),
     Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.chat frontend.pages", HTTP),
     Use("srt.entrypoints.openai.protocol:ResponsesRequest", IMPORT, "frontend.pages", HTTP),
     Use("srt.entrypoints.anthropic.protocol:AnthropicMessagesRequest", IMPORT, "frontend.pages", HTTP),

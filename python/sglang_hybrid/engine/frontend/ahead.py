@@ -1,0 +1,33 @@
+"""Long chats are tokenised beside the event loop; when SGLang then does it in there, their tokens are known."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.engine.frontend import texts
+from sglang_hybrid.engine.frontend.rendering import rendered
+
+logger = logging.getLogger(__name__)
+
+
+async def tokenize(serving: Any, raw_request: Any, chat: Callable[[Any], Any]) -> None:
+    """Tokenise the prompt that `serving` will make of `chat(body)`, a chat request, if the body is long.
+
+    To read and to render it twice takes some milliseconds, to tokenise it takes a hundred times as long.
+    """
+    read = getattr(raw_request, "body", None)  # which was read already; not every caller of SGLang's has one
+    raw = b"" if read is None else await read()
+    if len(raw) >= texts.LONG:
+        await texts.beside(lambda: _tokenize(serving, lambda: chat(json.loads(raw))))
+
+
+def _tokenize(serving: Any, chat: Callable[[], Any]) -> None:
+    try:
+        real = rendered(type(serving)._process_messages, serving, chat())
+        if isinstance(real.prompt, str):
+            texts.known(serving.tokenizer_manager.tokenizer, real.prompt, real.options)
+    except Exception as error:  # it is told when SGLang meets it
+        logger.debug("a chat is not tokenised ahead: %s", error)
