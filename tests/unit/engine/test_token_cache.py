@@ -231,6 +231,20 @@ def test_a_tokenizer_with_an_encode_of_its_own_is_asked() -> None:
     assert token_cache.tokens_of(object(), _turn(1), {}) is None
 
 
+def test_a_tokenizer_that_cannot_be_looked_at_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("none of your business")
+
+    monkeypatch.setattr(token_cache, "cuts", fail)
+    strange = wrapped(_bytes())
+    with caplog.at_level("WARNING"):
+        assert token_cache.tokens_of(strange, _turn(1), {}) is None
+        assert token_cache.tokens_of(strange, _turn(1), {}) is None
+    assert caplog.text.count("none of your business") == 1
+
+
 def test_a_text_that_no_context_holds_is_refused_before_it_is_cut(tokenizer: Any) -> None:
     def original(*_: Any, **__: Any) -> list[int]:
         raise AssertionError("asked")

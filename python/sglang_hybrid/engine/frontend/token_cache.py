@@ -140,7 +140,10 @@ def tokens_of(tokenizer: Any, text: Any, options: dict[str, Any]) -> list[int] |
         return None
     if tokenizer not in _caches:
         _caches[tokenizer] = None  # while it is tried
-        _caches[tokenizer] = _cache(tokenizer)
+        try:
+            _caches[tokenizer] = _cache(tokenizer)
+        except Exception as error:  # no request has to know
+            logger.warning("the whole text of every turn is tokenised: %s", error)
     cache = _caches[tokenizer]
     if cache is None:
         return None
