@@ -98,7 +98,7 @@ class Answers:
                     await response.write(chunk)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             if request.transport is None or request.transport.is_closing():
-                raise  # it was the client that went
+                return response  # it was the client that went
             self.gone(worker, error, "an answer")
             request.transport.close()
             return response

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from sglang_hybrid.cluster import media
+from sglang_hybrid.cluster.mistakes import Seldom
 from sglang_hybrid.cluster.workers import Worker
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.tree.tokens import as_tokens
@@ -22,7 +21,6 @@ ENDPOINTS = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/messag
 
 PATIENCE_S = 5.0
 
-_SAID_S = 60.0
 _JSON = {"Content-Type": "application/json"}
 
 logger = logging.getLogger(__name__)
@@ -106,12 +104,10 @@ async def pages_of(
     return UNKNOWN
 
 
-_doubted_s = -math.inf
+_doubts = Seldom()
 
 
 def _doubt(worker: Worker, what: str) -> None:
-    """A prompt is unknown: its body may be a client's mistake. Said once a minute, for more of them tell of another."""
-    global _doubted_s
-    if time.monotonic() - _doubted_s > _SAID_S:
-        _doubted_s = time.monotonic()
+    """A prompt is unknown: its body may be a client's mistake. Said seldom, for more of them tell of another."""
+    if _doubts.due():
         logger.warning("a prompt is sent by load alone, for worker %s does not tell its pages: %s", worker, what)

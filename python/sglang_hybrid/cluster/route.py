@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 import aiohttp
 from aiohttp import web
 
+from sglang_hybrid.cluster.mistakes import http_logger
 from sglang_hybrid.cluster.pairs import PairRouter
 from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.cluster.router import Router
@@ -93,6 +94,18 @@ def http_session() -> aiohttp.ClientSession:
     )
 
 
+def runner_of(router: Router, max_body_mb: float) -> web.AppRunner:
+    """Serves `router`. Bodies stay as they came: a worker is told of their encoding, and reads none."""
+    return web.AppRunner(
+        router.application(max_body_mb),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=DRAIN_S,
+        auto_decompress=False,
+        logger=http_logger,
+    )
+
+
 async def serve(
     options: argparse.Namespace,
     urls: list[str],
@@ -120,12 +133,7 @@ async def serve(
             if peers is None
             else PairRouter(workers, session, options.routing, peers, options.api_key)
         )
-        runner = web.AppRunner(
-            router.application(options.max_body_mb),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=DRAIN_S,
-        )
+        runner = runner_of(router, options.max_body_mb)
         await runner.setup()
         try:
             try:

@@ -152,7 +152,7 @@ async def cluster(
     With `prefills` it is a router of pairs: so many of the workers prefill, the others decode.
     """
     for worker in workers:
-        await worker.server.start_server()
+        await worker.server.start_server(auto_decompress=False)
     async with route.http_session() as session, aiohttp.ClientSession() as client:
         urls = [worker.url for worker in workers]
         peers = Peers.named(urls[:prefills], urls[prefills:]) if prefills else None
@@ -162,7 +162,7 @@ async def cluster(
             if peers is None
             else PairRouter(ours, session, routing, peers, api_key)
         )
-        runner = web.AppRunner(router.application(max_body_mb), handler_cancellation=True)
+        runner = route.runner_of(router, max_body_mb)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
