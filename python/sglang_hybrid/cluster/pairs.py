@@ -21,7 +21,7 @@ from sglang_hybrid.cluster.handover import HEADER, IN_HEADERS, Room, appended, r
 from sglang_hybrid.cluster.peers import DECODE, PREFILL, Peers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages, session_of
 from sglang_hybrid.cluster.router import LOST, NO_PROMPT, Router
-from sglang_hybrid.cluster.workers import Worker, Workers
+from sglang_hybrid.cluster.workers import Worker, Workers, in_time
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer
 
@@ -96,14 +96,15 @@ class PairRouter(Router):
     ) -> tuple[Worker, Worker, Reach, int] | None:
         able = {url: worker for url, worker in left.items() if worker.healthy}
         prefills = {url: worker for url, worker in able.items() if worker.role == PREFILL}
-        loads = {
-            url: Offer(NOTHING, 0, worker.running)
+        decodes = {
+            url: worker
             for url, worker in able.items()
             if worker.role == DECODE and pages.tokens <= self._peers.most_tokens(url)
         }
-        if not prefills or not loads:
+        if not prefills or not decodes:
             return None
         prefill, reach, tokens = self._choose(path, session, pages, prefills)
+        loads = {url: Offer(NOTHING, 0, worker.running) for url, worker in in_time(decodes).items()}
         decode = able[self._plain.choose(NO_PROMPT, loads)]
         return prefill, decode, reach, tokens
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from sglang_hybrid.cluster.answers import Answers, Begun, Failure, Part, forwarded, problem, until_gone
 from sglang_hybrid.cluster.numbers import Numbers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, UNKNOWN, Pages, pages_of, session_of
-from sglang_hybrid.cluster.workers import Worker, Workers, json_of, reason
+from sglang_hybrid.cluster.workers import Worker, Workers, in_time, json_of, reason
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer, Prompt, RoutingPolicy, create
 
@@ -150,9 +150,14 @@ class Router:
         index, healthy = self.workers.index, self.workers.healthy
         if not self._reads or body is None or index is None or len(healthy) < 2:
             return UNKNOWN
-        reader = min(healthy, key=lambda worker: (worker.running, worker.sent))
+        # One that hangs keeps the prompts that it was asked for before it is known to hang, and gets no others.
+        reader = min(healthy, key=lambda worker: (worker.missed, worker.reading, worker.running, worker.sent))
         plain = {name: value for name, value in headers.items() if name.lower() == "authorization"}
-        return await pages_of(path, body, index.page_tokens, reader, self._session, plain)
+        reader.reading += 1
+        try:
+            return await pages_of(path, body, index.page_tokens, reader, self._session, plain)
+        finally:
+            reader.reading -= 1
 
     def _choose(
         self, path: str, session: str | None, pages: Pages, able: Mapping[str, Worker]
@@ -163,7 +168,7 @@ class Router:
         """
         index = self.workers.index
         reaches = index.reaches_of(pages.names) if index is not None and pages.names else {}
-        named = {worker.name: worker for worker in able.values()}
+        named = {worker.name: worker for worker in in_time(able).values()}
         offers = {
             name: Offer(reaches.get(worker.url, NOTHING), worker.waiting_tokens, worker.running, worker.full)
             for name, worker in named.items()

@@ -41,6 +41,7 @@ MISSED = 3
 class Worker:
     """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
 
+    `missed`: looks in a row that it did not answer in time. `reading`: prompts that it is asked to tokenise just now.
     `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
     `most_running`: requests that it runs at once, 0 where it does not say. `doubted` is set from the moment that one of
     its connections broke off until a look shows whether it lives.
@@ -59,6 +60,7 @@ class Worker:
     waiting_tokens: int = 0
     sent: int = 0
     missed: int = 0
+    reading: int = 0
     life: int = 0
     follower: Follower | None = field(default=None, repr=False)
     deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
@@ -81,6 +83,11 @@ class Worker:
     def full(self) -> bool:
         """Whether a request more would wait until one ends."""
         return 0 < self.most_running <= self.running
+
+
+def in_time(workers: Mapping[str, Worker]) -> Mapping[str, Worker]:
+    """Those of `workers` that answered the last look in time, or all of them: one that hangs is out only after some."""
+    return {url: worker for url, worker in workers.items() if not worker.missed} or workers
 
 
 def most_running(info: Mapping[str, Any]) -> int:
