@@ -17,6 +17,7 @@ from sglang_hybrid.cluster.channel import Channel, Follower
 from sglang_hybrid.core import addresses
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.routing.index import RestartIndex
+from sglang_hybrid.routing.looks import ALIVE, ENDING, INFO, SERVER
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,6 @@ LOOK_S = 1.0
 
 PATIENCE_S = 5.0
 """For an answer to such a look. A slow worker is not gone: it is left after `MISSED` of them in a row."""
-
-ALIVE = "/v1/models"
-"""Answered by the HTTP process alone. `/health` computes a token and waits behind a long prefill, which is no fault; a
-scheduler that dies takes the HTTP process with it, one that hangs is ended by SGLang's watchdog."""
 
 READY = "/health"
 READY_S = 25.0
@@ -43,6 +40,7 @@ class Worker:
 
     `missed`: looks in a row that it did not answer in time. `reading`: prompts that it is asked to tokenise just now.
     `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
+    `server` is the one start of it that was met, "" where it does not say; `ending`: it was told to stop since.
     `most_running`: requests that it runs at once, 0 where it does not say. `doubted` is set from the moment that one of
     its connections broke off until a look shows whether it lives.
     """
@@ -62,6 +60,8 @@ class Worker:
     missed: int = 0
     reading: int = 0
     life: int = 0
+    server: str = ""
+    ending: bool = False
     follower: Follower | None = field(default=None, repr=False)
     deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
     doubted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -76,8 +76,8 @@ class Worker:
 
     @property
     def there(self) -> bool:
-        """Whether it was met and has not been found to be gone since: other workers have to agree with it."""
-        return self.healthy or self.doubted.is_set()
+        """Whether it was met and has not been found to be gone since."""
+        return self.healthy or self.ending or self.doubted.is_set()
 
     @property
     def full(self) -> bool:
@@ -145,7 +145,8 @@ class Workers:
 
     @property
     def _there(self) -> list[Worker]:
-        return [worker for worker in self.all.values() if worker.there]
+        """Those with which a worker that comes has to agree."""
+        return [worker for worker in self.all.values() if worker.there and not worker.ending]
 
     async def start(self) -> None:
         """Look at every worker once, then again and again in the background."""
@@ -174,7 +175,7 @@ class Workers:
         """`worker` is gone: it gets no request before it has answered again, and those it has end with TimeoutError."""
         if worker.healthy or why != worker.why:
             logger.warning("worker %s is %s: %s", worker, "out" if worker.model else "awaited", why)
-        worker.healthy, worker.why = False, why
+        worker.healthy, worker.ending, worker.why = False, False, why
         worker.doubted.clear()
         now = asyncio.get_running_loop().time()
         deadlines, worker.deadlines = worker.deadlines, set()
@@ -203,8 +204,16 @@ class Workers:
                 async with self._get(worker, ALIVE) as answer:
                     if answer.status >= 500:  # of a proxy, whose server is gone
                         raise OSError(f"{ALIVE} answers {answer.status}")
-                    worker.missed = 0
-                if doubted and worker.doubted.is_set():  # else it was found to be gone meanwhile
+                    server, ending = answer.headers.get(SERVER, ""), ENDING in answer.headers
+                worker.missed = 0
+                if not worker.there:
+                    return  # it was found to be gone meanwhile
+                if server != worker.server:
+                    logger.warning("worker %s is another server than before", worker)
+                    await self._meet(worker)
+                elif ending:
+                    self._ends(worker)
+                elif doubted:
                     worker.healthy, worker.why = True, ""
                     worker.doubted.clear()
                     logger.info("worker %s lives, and is in again", worker)
@@ -220,17 +229,25 @@ class Workers:
                 return
             self.failed(worker, reason(error))
 
+    def _ends(self, worker: Worker) -> None:
+        """`worker` was told to stop, and would not end as long as it gets requests; those that it has go on."""
+        if not worker.ending:
+            logger.info("worker %s is told to stop, and gets no new requests", worker)
+        worker.healthy, worker.ending, worker.why = False, True, "it is told to stop"
+        worker.doubted.clear()
+
     async def _meet(self, worker: Worker) -> None:
         """`worker` is there, or there again: what it is decides whether it is one of these."""
-        async with self._get(worker, "/server_info") as answer:
+        async with self._get(worker, INFO) as answer:
             if answer.status != 200:
                 raise OSError(f"/server_info answers {answer.status}; has the router the workers' --api-key?")
-            info = await answer.json(content_type=None)
+            server, info = answer.headers.get(SERVER, ""), await answer.json(content_type=None)
         if not isinstance(info, dict):
             raise ValueError("/server_info is no object: is it an SGLang server?")
         model = str(info.get("served_model_name") or info.get("model_path") or "")
         fingerprint = str(info.get("model_fingerprint") or "")
-        if not self._there:  # nobody to agree with
+        others = [other for other in self._there if other is not worker]
+        if not others:  # nobody to agree with
             self._model, self._fingerprint, self.index = model, fingerprint, None
         if model != self._model:
             raise ValueError(f"it serves another model than the other workers: {model}, not {self._model}")
@@ -239,7 +256,7 @@ class Workers:
                 f"it has other weights or another configuration than the other workers, under the same name: {model}"
             )
         if self._fits is not None:
-            self._fits(worker, info, self._there)
+            self._fits(worker, info, others)
         channel, page = Channel.of(info, worker.url), 0
         if channel is not None:
             if self.index is None:
@@ -249,7 +266,7 @@ class Workers:
                 raise ValueError(
                     f"it has another --page-size than the other workers: {page}, not {self.index.page_tokens}"
                 )
-        worker.model, worker.page_tokens, worker.channel = model, page, channel
+        worker.model, worker.page_tokens, worker.channel, worker.server = model, page, channel, server
         worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
         worker.most_running = most_running(info)
         self._forget(worker)
@@ -257,7 +274,8 @@ class Workers:
             self.index.join(worker.url)
             worker.follower = Follower(worker.url, channel, self.index)
             worker.follower.start()
-        worker.healthy, worker.why, worker.missed = True, "", 0
+        worker.healthy, worker.ending, worker.why, worker.missed = True, False, "", 0
+        worker.doubted.clear()
         worker.life += 1
         told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
         told = "decodes" if worker.role == "decode" else told

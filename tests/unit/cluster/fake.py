@@ -21,6 +21,7 @@ from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.cluster.router import Router
 from sglang_hybrid.cluster.workers import Workers
 from sglang_hybrid.routing.index import block_hashes
+from sglang_hybrid.routing.looks import ENDING, SERVER
 
 PAGE = 4
 
@@ -28,10 +29,14 @@ PAGE = 4
 class FakeWorker:
     """Remembers every request. `behave` is what it does with the next ones: answer, busy, die, stream, cut, hang."""
 
-    def __init__(self, model: str = "m", page: int = PAGE, handler_cancellation: bool = False, **info: Any) -> None:
+    def __init__(
+        self, model: str = "m", page: int = PAGE, handler_cancellation: bool = False, server_name: str = "", **info: Any
+    ) -> None:
         self.model, self.page, self.info = model, page, info
         self.hung_up, self.delay_s = 0, 0.0
         self.behave, self.well = "answer", True
+        self.server_name, self.ending = server_name, False
+        """What it says of itself where a router looks."""
         self.proxied = False
         """Whether something stands before it that answers in its place, for it is gone."""
         self.release = asyncio.Event()
@@ -76,7 +81,11 @@ class FakeWorker:
         if not self.well:
             assert request.transport is not None
             request.transport.close()
-        return web.json_response({"data": []})
+        return web.json_response({"data": []}, headers=self._said())
+
+    def _said(self) -> dict[str, str]:
+        told = {SERVER: self.server_name, ENDING: "1" if self.ending else ""}
+        return {name: value for name, value in told.items() if value}
 
     async def _info(self, _: web.Request) -> web.Response:
         told = {
@@ -87,7 +96,8 @@ class FakeWorker:
             "dp_size": 1,
         }
         config = json.dumps({"replay_endpoint": f"tcp://*:{self.replay_port}"})
-        return web.json_response({"model_path": self.model, "kv_events": told, "kv_events_config": config, **self.info})
+        info = {"model_path": self.model, "kv_events": told, "kv_events_config": config, **self.info}
+        return web.json_response(info, headers=self._said())
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = (await request.json())["request"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.frontend import drain
+from sglang_hybrid.engine.frontend import drain, looks
+from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
 
 
 class Manager:
@@ -35,6 +36,7 @@ class Manager:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "LOOK_S", 0.001)
     monkeypatch.setattr(drain, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(looks, "ending", threading.Event())
 
 
 def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +92,43 @@ def test_who_is_paused_in_the_middle_is_retracted_before_it_is_aborted(
 
     asyncio.run(drain.pause(original, Manager(paused), SimpleNamespace(mode=mode)))
     assert modes == asked
+
+
+def test_routers_are_told_which_server_it_is_and_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def headers(path: str, kind: str = "http") -> dict[str, str] | None:
+        """What goes out behind a page that has one header; None where the hook leaves the call alone."""
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        changed = looks.tell("app", {"type": kind, "path": path}, "receive", send)
+        if changed is None:
+            return None
+        (app, scope, receive, with_more), named = changed
+        assert (app, scope["path"], receive, named) == ("app", path, "receive", {})
+        asyncio.run(with_more({"type": "http.response.start", "headers": [(b"a", b"b")]}))
+        asyncio.run(with_more({"type": "http.response.body", "body": b"c"}))
+        assert sent[1] == {"type": "http.response.body", "body": b"c"}
+        return {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+    monkeypatch.delenv(looks.ENVIRONMENT_KEY, raising=False)
+    assert headers(ALIVE) == {"a": "b"}, "SGLang's own launcher gives no name"
+    names = set()
+    for _ in range(3):
+        monkeypatch.setenv(looks.ENVIRONMENT_KEY, "before")
+        looks.leave()
+        told = headers("/server_info")
+        assert told is not None
+        names.add(told[SERVER.lower()])
+    assert len(names - {"before"}) == 3
+    assert headers("/generate") is None
+    assert headers(ALIVE, "lifespan") is None
+
+    async def done(_: Any) -> None:
+        return None
+
+    asyncio.run(drain.drain(done, Manager(paused=False)))
+    told = headers(ALIVE)
+    assert told is not None
+    assert told[ENDING.lower()] == "1"

@@ -18,6 +18,7 @@
 | a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
 | so does one before the first request, for minutes       | it waits no more once it is closed     | drain.py         |
 | so does a pause that aborts those of another pause      | they are retracted first               | drain.py         |
+| routers send more to a server that is told to stop      | they are told, and it ends             | looks.py         |
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | a level of logs that there is not fails every request   | 400; nothing is changed                | endpoints.py     |

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine.frontend import looks
+
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
@@ -38,6 +40,7 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
     """AROUND hook of TokenizerManager.sigterm_watchdog, which waits for the signal and for the requests then."""
     while not manager.gracefully_exit:
         await asyncio.sleep(LOOK_S)
+    looks.ending.set()
     if manager.is_pause:
         from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 

@@ -49,6 +49,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
     for the processes to come.
     """
+    from sglang_hybrid.engine.frontend import looks
     from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots
     from sglang_hybrid.engine.surface import registration
 
@@ -69,5 +70,6 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     )
     os.environ[ENVIRONMENT_KEY] = config.to_json()
     fingerprint.leave(model.path, model.config)
+    looks.leave()
     registration.verify()
     return final, [note for note in notes if note]

@@ -27,6 +27,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.paths:strip_root", HTTP),
+    Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.looks:tell", HTTP),
     # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
     Hook(_HASH, "REPLACE", "cache.page_hash:load", SCHEDULER, before="0.5.22"),
