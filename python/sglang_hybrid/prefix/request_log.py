@@ -21,10 +21,13 @@ secret of this log, so equal prefixes stay equal, which is all that decisions de
 A segment is equal at any place, so it has a name, hashed with the same secret.
 """
 
+import errno
+import fcntl
 import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -75,7 +78,7 @@ def _mix(x: Any) -> Any:
 def check_writable(path: Path) -> None:
     """Raise ConfigError unless a log at `path` can be written now; a file that is there keeps its content."""
     try:
-        with _opened(path, "a") as file:
+        with _opened(path) as file:
             end = file.tell()
             try:
                 file.write(" " * _BLOCK)
@@ -87,10 +90,22 @@ def check_writable(path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
-def _opened(path: Path, mode: str) -> IO[str]:
-    """`path`, made with its folders if it is new, for nobody but its owner."""
+def _opened(path: Path) -> IO[str]:
+    """`path` to append to, made with its folders if it is new, for nobody but its owner; held as long as it is open.
+
+    Two servers with one log would write into each other's lines, and neither log could be read.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # a pipe is refused, and its reader not waited for
+    file = os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # everybody may write to /dev/null
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:  # others: a file system without locks
+                file.close()
+                raise ConfigError(f"another server writes this request log; choose another file: {path}") from error
+    return file
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
@@ -104,7 +119,9 @@ class RequestLog:
         if max_bytes <= 0:
             raise ConfigError(f"the request log needs a size of more than zero bytes: {max_bytes}")
         try:
-            self._file: IO[str] | None = _opened(path, "w")
+            self._file: IO[str] | None = _opened(path)
+            if path.is_file():
+                os.truncate(path, 0)
         except OSError as error:
             raise _unwritable(path, error) from error
         self._left = max_bytes
