@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until stopped. Exit status: 2 for bad input, otherwise what SGLang's server ends with."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        with stop.quiet_interrupt():
+        with stop.quick_end():
             return _serve(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

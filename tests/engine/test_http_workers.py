@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from sglang_hybrid.demo.server import Server
-from tests.engine.support import Client, eventually
+from tests.engine.support import PATIENCE_S, Client, eventually
+from tests.engine.test_lifecycle import children, survivors
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -75,3 +76,27 @@ def test_workers_that_are_told_to_stop_as_they_start_end(models: Callable[[str],
         assert eventually(lambda: ACTIVE in server.log.read_text(), every_s=0.05)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(100) is not None
+
+
+def test_a_long_answer_of_one_worker_is_waited_for(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """The other worker has nothing to wait for. SGLang's then ends the scheduler under both."""
+    sampling = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
+    body = {"input_ids": [5] * 40, "stream": True, "sampling_params": sampling}
+    with Server(models("gdn"), WORKERS, log=tmp_path / "server.log") as server:
+        server.wait_ready()
+        assert eventually(lambda: server.log.read_text().count(ACTIVE) == 2)
+        with Client(server).open("/generate", json.dumps(body).encode(), PATIENCE_S) as answer:
+            assert b"data: {" in answer.readline(), "it has begun to answer"
+            server.process.send_signal(signal.SIGTERM)
+            last = answer.read().decode().split("\n\n")[-3]
+        assert json.loads(last.removeprefix("data: "))["meta_info"]["completion_tokens"] == 1500
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_server_of_workers_ends_when_its_scheduler_died(models: Callable[[str], Path], tmp_path: Path) -> None:
+    with Server(models("gdn"), WORKERS, log=tmp_path / "server.log") as server:
+        server.wait_ready()
+        family = children(server)
+        next(process for process in family if "scheduler" in process.name()).kill()
+        assert server.process.wait(PATIENCE_S) == 1
+        assert survivors(family) == []

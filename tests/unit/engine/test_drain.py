@@ -39,6 +39,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "ending", threading.Event())
 
 
+def test_one_of_several_http_processes_does_not_end_the_scheduler_under_the_others() -> None:
+    from sglang.srt.managers.io_struct import AbortReq, ShutdownReq
+    from sglang.srt.managers.multi_tokenizer_mixin import TokenizerWorker
+
+    class Worker(Manager, TokenizerWorker):
+        def _dispatch_to_scheduler(self, message: Any) -> None:
+            self.said.append(type(message).__name__)
+
+    async def ends(manager: Any) -> None:
+        for message in (AbortReq(rid="a"), ShutdownReq()):
+            manager._dispatch_to_scheduler(message)
+
+    worker = Worker(paused=False)
+    asyncio.run(drain.drain(ends, worker))
+    assert worker.said == ["AbortReq"]
+
+
 def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     closed, answered = threading.Event(), threading.Event()
     monkeypatch.setattr(drain, "_closed", closed)

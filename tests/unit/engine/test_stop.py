@@ -100,7 +100,7 @@ def test_ctrl_c_is_not_lost_in_the_import_of_what_ends_the_children() -> None:
     script = """
 import os, signal, sys
 from sglang_hybrid.engine.launch import stop
-with stop.quiet_interrupt():
+with stop.quick_end():
     for name in ("Process", "NoSuchProcess"):
         delattr(sys.modules["psutil"], name)
     try:
@@ -125,7 +125,7 @@ def test_ctrl_c_takes_the_children_along() -> None:
 import os, signal, subprocess
 from sglang_hybrid.engine.launch import stop
 from tests.engine.support import eventually
-with stop.quiet_interrupt():
+with stop.quick_end():
     print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 """
@@ -134,8 +134,62 @@ with stop.quiet_interrupt():
     assert eventually(lambda: gone(int(done.stdout)))  # a killed process takes a moment to end
 
 
+@pytest.mark.parametrize(
+    ("before", "status", "left"),
+    [
+        ("SIGTERM", -signal.SIGTERM, False),
+        ("SIGHUP", -signal.SIGTERM, False),
+        ("SIGHUP ignored, as by nohup", 0, True),
+    ],
+)
+def test_a_signal_during_the_start_leaves_no_file(tmp_path: Path, before: str, status: int, left: bool) -> None:
+    number, _, ignored = before.partition(" ")
+    script = f"""
+import os, signal
+from sglang_hybrid.engine.launch import leftovers, stop
+if {bool(ignored)}:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with stop.quick_end():
+    leftovers._mine.append((os.getpid(), {str(tmp_path / "socket")!r}))
+    open({str(tmp_path / "socket")!r}, "w").close()
+    os.kill(os.getpid(), signal.{number})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert (tmp_path / "socket").exists() == left
+
+
+def test_a_closed_terminal_is_not_for_the_children() -> None:
+    script = """
+import os, signal
+from sglang_hybrid.engine.launch import stop
+with stop.held_back():
+    os.kill(os.getpid(), signal.SIGHUP)
+    stop.leave_to_parent()
+os.kill(os.getpid(), signal.SIGHUP)
+stop.repeat_missed()
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+def test_the_first_of_several_http_processes_keeps_what_says_that_a_process_died() -> None:
+    script = """
+import signal
+from types import SimpleNamespace
+from uvicorn.supervisors.multiprocess import Multiprocess
+from sglang_hybrid.engine.launch import stop
+def ends(number, frame): pass
+signal.signal(signal.SIGQUIT, ends)
+stop.keep_handlers(Multiprocess.__init__, Multiprocess.__new__(Multiprocess), SimpleNamespace(workers=2), [])
+assert signal.getsignal(signal.SIGQUIT) is ends
+assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "that one is uvicorn's"
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
 def test_the_handler_of_before_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with stop.quiet_interrupt():
+    with stop.quick_end():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before

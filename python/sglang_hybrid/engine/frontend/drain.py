@@ -1,7 +1,8 @@
 """Who waits for requests to end sees that they can: a server that is told to stop in a pause, and a pause that aborts.
 
 SGLang waits too, for requests that nobody lets go on, and for its first one, which nobody answers any more where the
-server is told to stop before it. Runs in the HTTP process.
+server is told to stop before it. With `--tokenizer-worker-num` the first worker without requests ends the scheduler
+under those of the others, which then wait for ever. Runs in every HTTP process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine.frontend import looks
@@ -49,7 +51,18 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
             await asyncio.wait_for(manager.continue_generation(ContinueGenerationReqInput()), PATIENCE_S)
         except TimeoutError:
             logger.error("the pause did not end within %.0f s: requests may wait for ever", PATIENCE_S)
+    from sglang.srt.managers.multi_tokenizer_mixin import TokenizerWorker
+
+    if isinstance(manager, TokenizerWorker):
+        manager._dispatch_to_scheduler = partial(_serve_on, manager._dispatch_to_scheduler)
     return await original(manager)
+
+
+def _serve_on(send: Callable[[Any], Any], message: Any) -> Any:
+    """Send what a worker that ends tells the scheduler, but to end: the first process sees to it, after all workers."""
+    from sglang.srt.managers.io_struct import ShutdownReq
+
+    return None if isinstance(message, ShutdownReq) else send(message)
 
 
 async def pause(original: Callable[..., Any], manager: Any, message: Any) -> Any:

@@ -1,7 +1,8 @@
 """How a server stops: the first process decides, and takes the others with it.
 
-systemd, `timeout` and Ctrl-C send their signal to every process of the group. A scheduler that ends by itself looks
-like a crash to SGLang: it reports one, and kills the server instead of letting it finish its requests.
+systemd, `timeout`, Ctrl-C and a terminal that is closed send their signal to every process of the group. A scheduler
+that ends by itself looks like a crash to SGLang: it reports one, and kills the server instead of letting it finish its
+requests.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ DIED = 1
 """Exit status of a server that cannot go on."""
 
 _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
+_HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
 _PATIENCE_S = 10
 _missed: list[int] = []
 
@@ -48,7 +50,7 @@ def hold_back_in_children() -> None:
 @contextmanager
 def held_back() -> Iterator[None]:
     """While it lasts, these signals are blocked: in this thread, and in a child that it starts."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield
     finally:
@@ -65,7 +67,8 @@ def leave_to_parent() -> None:
     """In a spawned child: outlive signals to the group. The child ends when its parent does, or kills it."""
     for number in _OF_PARENT:
         signal.signal(number, lambda number, _: _missed.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_PARENT)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the first process makes a SIGTERM of it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
 
 
 def repeat_missed() -> None:
@@ -78,25 +81,29 @@ def repeat_missed() -> None:
 
 
 @contextmanager
-def quiet_interrupt() -> Iterator[None]:
-    """While it lasts, Ctrl-C ends this process and its children at once, with INTERRUPTED and without a traceback.
+def quick_end() -> Iterator[None]:
+    """While it lasts, Ctrl-C and SIGTERM end this process and its children at once, without a traceback or a file left.
 
     An exception would be reported by whatever it interrupts, and may be lost there. Requests that run are another
-    matter: uvicorn has taken the signal over by then, finishes them, and repeats it.
+    matter: uvicorn has taken the signals over by then, finishes them, and repeats Ctrl-C. A closed terminal is a
+    SIGTERM, but for a server that was started to outlive it (`nohup`).
     """
     if current_thread() is not main_thread():
         yield
         return
     import psutil  # noqa: F401  # for `_end`: an import there may meet the same one half done
 
-    before = signal.signal(signal.SIGINT, _end)
+    before = {number: signal.signal(number, _end) for number in _OF_PARENT}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _end(_number: int, _frame: FrameType | None) -> None:
+def _end(number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
     try:
         import psutil
@@ -106,7 +113,21 @@ def _end(_number: int, _frame: FrameType | None) -> None:
                 child.kill()
     finally:
         leftovers.remove()
-        os._exit(INTERRUPTED)
+        if number == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        signal.signal(number, signal.SIG_DFL)  # as who waits for this process expects it
+        signal.raise_signal(number)
+
+
+def keep_handlers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """AROUND hook of uvicorn's Multiprocess.__init__, which takes every signal over and knows but four of them.
+
+    One is SGLang's: a server of which a process died is told so by SIGQUIT, and would neither answer nor end.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGQUIT, signal.SIGHUP)}
+    original(*args, **kwargs)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def end_with_status(original: Callable[..., Any], pid: int | None, include_parent: bool = True, **others: Any) -> Any:
