@@ -8,6 +8,7 @@ SGLANG_HYBRID_RESULTS  the folder of results, in place of benchmarks/<area>/resu
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib
 import importlib.metadata
@@ -20,6 +21,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT, RESULTS = "SGLANG_HYBRID_COMMIT", "SGLANG_HYBRID_RESULTS"
+
+
+def no_arguments(about: str | None) -> None:
+    """For a command without arguments: `--help` says what it is `about`, anything else is refused; neither runs it."""
+    argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 
 def machine() -> str:

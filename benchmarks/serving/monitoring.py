@@ -142,6 +142,7 @@ def version() -> str:
 
 
 def main() -> None:
+    provenance.no_arguments(__doc__)
     if shutil.which("prometheus") is None:
         raise SystemExit("prometheus is not installed: apt-get install prometheus")
     result = {

@@ -58,6 +58,7 @@ def converse(client: Client, questions: list[Question]) -> dict[str, Any]:
 
 
 def main() -> None:
+    provenance.no_arguments(__doc__)
     head = provenance.head("sglang", "torch", "transformers", "sglang-hybrid")
     questions = asked(TOKENS, QUESTIONS)
     arms: dict[str, dict[str, Any]] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 
+from benchmarks import provenance
 from benchmarks.sim.tables import HERE, groups, result, workload
 from sglang_hybrid.sim.metrics import Outcome
 from sglang_hybrid.sim.plots import MARKS, capacity_axis, finding, legend_below
@@ -175,5 +176,6 @@ def _lines(axis: Axes, rows: list[dict[str, Any]], x: str, policies: tuple[str, 
 
 
 if __name__ == "__main__":
+    provenance.no_arguments(__doc__)
     for draw in (figure_main, figure_7_8, figure_10, figure_11, figure_12, figure_13):
         draw()

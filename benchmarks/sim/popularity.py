@@ -61,6 +61,7 @@ def bound(trace: Trace, seed: int, capacity_gb: float) -> float:
 
 
 def main() -> None:
+    provenance.no_arguments(__doc__)
     rates = {(r["trace"], r["capacity_gb"], r["policy"]): r["token_hit_rate"] for r in result("main")["rows"]}
     rows = []
     for seed in HELD_OUT_SEEDS:

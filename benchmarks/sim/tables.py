@@ -1,11 +1,11 @@
 """Tables of the README from the raw JSON: ratios to Marconi, distance to LRU, share of the gap to the clairvoyant row.
 
-python -m benchmarks.sim.tables [GRID ...]
+python -m benchmarks.sim.tables [--readme]
 """
 
+import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -242,7 +242,9 @@ def fill_readme() -> None:
 
 
 if __name__ == "__main__":
-    if "--readme" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="write them into README.md in place of printing them")
+    if parser.parse_args().readme:
         fill_readme()
     else:
         for title, make in TABLES.items():
