@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_hybrid.demo.server import Server
 from tests.engine.support import PATIENCE_S, Client, eventually
-from tests.engine.test_lifecycle import children, survivors
+from tests.engine.test_lifecycle import children, files_of, survivors
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -97,6 +98,8 @@ def test_a_server_of_workers_ends_when_its_scheduler_died(models: Callable[[str]
     with Server(models("gdn"), WORKERS, log=tmp_path / "server.log") as server:
         server.wait_ready()
         family = children(server)
+        files = files_of([*family, psutil.Process(server.process.pid)])
         next(process for process in family if "scheduler" in process.name()).kill()
         assert server.process.wait(PATIENCE_S) == 1
         assert survivors(family) == []
+        assert [file for file in files if Path(file).exists()] == []

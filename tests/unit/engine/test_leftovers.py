@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from sglang.srt.distributed.device_communicators.shm_broadcast import MessageQueue
 
 from sglang_hybrid.engine.launch import leftovers
@@ -27,3 +30,17 @@ def test_the_memory_between_ranks_has_no_name_once_all_have_it_open() -> None:
     assert reader.dequeue() == {"requests": [1, 2, 3]}
     for queue in (reader, writer):
         queue.local_socket.context.destroy(0)
+
+
+def test_the_first_process_removes_what_its_http_workers_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "_mine", [])
+    monkeypatch.setattr(leftovers, "_routers", [])
+    arguments = Path(f"/dev/shm/multi_tokenizer_args_{os.getpid()}")
+    router = SimpleNamespace(all_worker_ipcs=set[str]())
+    leftovers.note_workers(None, router)
+    files = [tmp_path / "one", tmp_path / "other", arguments]
+    for file in files:
+        file.touch()
+    router.all_worker_ipcs |= {f"ipc://{file}" for file in files[:2]}  # each worker registers itself later
+    leftovers.remove()
+    assert [file for file in files if file.exists()] == []

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 _SOCKET = "ipc://"
 _mine: list[tuple[int, str]] = []
+_routers: list[tuple[int, Any]] = []
+"""What knows the sockets of HTTP workers, each of which names its own and is ended by a signal."""
 
 
 def note(ports: Any, *args: Any, **kwargs: Any) -> None:
@@ -22,10 +25,17 @@ def note(ports: Any, *args: Any, **kwargs: Any) -> None:
     if not _mine:
         atexit.register(remove)
     names = [name for name in vars(ports).values() if isinstance(name, str) and name.startswith(_SOCKET)]
-    _mine.extend(
-        (os.getpid(), file)
-        for file in (*(name.removeprefix(_SOCKET) for name in names), shm_path_for(ports.instance_id))
-    )
+    _mine.extend((os.getpid(), file) for file in (*_files(names), shm_path_for(ports.instance_id)))
+
+
+def note_workers(_: Any, router: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER hook of MultiTokenizerRouter.__init__, before the workers are told where their arguments are."""
+    _routers.append((os.getpid(), router))
+    _mine.append((os.getpid(), f"/dev/shm/multi_tokenizer_args_{os.getpid()}"))
+
+
+def _files(names: Iterable[str]) -> Iterator[str]:
+    return (name.removeprefix(_SOCKET) for name in names)
 
 
 def unname(_: Any, queue: Any) -> None:
@@ -41,7 +51,8 @@ def unname(_: Any, queue: Any) -> None:
 
 def remove() -> None:
     """Remove the files that this process named; one that was copied from it leaves them alone."""
-    for process, file in _mine:
+    workers = [(process, file) for process, router in _routers for file in _files(set(router.all_worker_ipcs))]
+    for process, file in (*_mine, *workers):
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(file)

@@ -142,6 +142,12 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
+    Hook(
+        "srt.managers.multi_tokenizer_mixin:MultiTokenizerRouter.__init__",
+        "AFTER",
+        "launch.leftovers:note_workers",
+        HTTP,
+    ),
     Hook(_RING + "MessageQueue.wait_until_ready", "AFTER", "launch.leftovers:unname", SCHEDULER),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Long texts.
