@@ -110,3 +110,8 @@ class ConfigReader:
 
     def _missing(self, *keys: str) -> ConfigError:
         return ConfigError(f"config of {self.architecture}: add the missing key {' or '.join(keys)}")
+
+
+def printable(name: object) -> str:
+    """A file name as it can be printed: names are bytes, and may hold what a terminal obeys."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(name))

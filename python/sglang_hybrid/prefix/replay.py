@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.reading import printable
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import Places
 from sglang_hybrid.prefix.decisions import Decisions
@@ -63,14 +64,15 @@ def read_log(path: Path) -> Generator[tuple[int, Any], None, None]:
                 check_line(line)
                 yield number, line
     except OSError as error:
-        raise ConfigError(f"cannot read the request log ({error.strerror}): {path}") from error
+        raise ConfigError(f"cannot read the request log ({error.strerror}): {printable(path)}") from error
     except Damage as error:
         raise damaged(path, number, error) from error
 
 
 def damaged(path: Path, number: int, error: Damage) -> ConfigError:
     """What to say of a damaged line."""
-    return ConfigError(f"the request log is damaged, let a server write another: {path}, line {number}: {error}")
+    where = f"{printable(path)}, line {number}"
+    return ConfigError(f"the request log is damaged, let a server write another: {where}: {error}")
 
 
 def replay(path: Path) -> Replayed:
@@ -104,7 +106,7 @@ def _first(path: Path, raw: bytes) -> dict[str, Any]:
                 settings.setdefault("pass_states", SLOTS_PER_PASS)
             check_settings(settings)
             return settings
-    raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {path}")
+    raise ConfigError(f"name a request log of version {VERSION}, as this version's servers write it: {printable(path)}")
 
 
 def model_of(settings: dict[str, Any]) -> ModelSpec:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sglang_hybrid.core.reading import printable
 from sglang_hybrid.prefix.policies import served
 from sglang_hybrid.prefix.replay import replay
 from sglang_hybrid.sim.live import simulate
@@ -16,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.simulate or args.policy or args.states or args.kv_tokens:
         for log in args.logs:
-            _say(_printable(log), *_simulated(log, args))
+            _say(printable(log), *_simulated(log, args))
         return 0
     return max([_replayed(log) for log in args.logs])
 
@@ -26,7 +27,7 @@ def _replayed(log: Path) -> int:
     end = "" if found.complete else " (the log ends early)"
     end += f" ({found.skipped} cut line skipped)" if found.skipped else ""
     _say(
-        f"{_printable(log)}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
+        f"{printable(log)}: {found.requests} requests, {found.checkpoints} checkpoints, {found.evictions} evictions, "
         f"{len(found.differences)} decided differently{end}",
         *(f"  {difference}" for difference in found.differences[:_MOST]),
     )
@@ -48,10 +49,6 @@ def _simulated(log: Path, args: argparse.Namespace) -> list[str]:
 def _say(*lines: str) -> None:
     for line in lines:
         print(line)  # noqa: T201
-
-
-def _printable(path: Path) -> str:
-    return str(path).encode("utf-8", "backslashreplace").decode("utf-8")  # file names are bytes, and need not be text
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 import builtins
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
 from sglang_hybrid.prefix.replay import read_log, replay
 from sglang_hybrid.prefix.request_log import VERSION, RecordedDecisions, RequestLog
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
+from sglang_hybrid.sim import cli
 from sglang_hybrid.sim.readers import azure, read_trace
 from sglang_hybrid.sim.trace import TraceError
 
@@ -341,3 +344,19 @@ def test_a_tokenizer_counts_real_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TraceError, match=r"not a tokenizer.json that can be read"):
         read_trace(path, tokenizer=tmp_path)
+
+
+def test_a_file_name_does_not_command_the_terminal(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Names are bytes: this one clears the screen, forges a line, and is no UTF-8."""
+    path = tmp_path / os.fsdecode(b"a\x1b[2J\nerror: forged \xff.jsonl")
+    arguments = ["--policy", "lru", "--capacity-gb", "8", "--jobs", "1", "--no-ceilings"]
+    path.write_text('{"ts": 0, "input_ids": [1, 2, 3], "output_ids": [4]}\n')
+    assert cli.main([str(path), *arguments]) == 0
+    path.write_text("no row")
+    assert cli.main([str(path), *arguments]) == 2
+    with pytest.raises(ConfigError) as refused:
+        replay(path)
+    said = b"".join(capfdbinary.readouterr()) + str(refused.value).encode()
+    assert b"\x1b[2J" not in said
+    assert b"\nerror: forged" not in said
+    assert said.count(b"a\\x1b[2J\\nerror: forged \\udcff") >= 3

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from sglang_hybrid.core.reading import printable
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.sim.readers import marconi, request_log
 from sglang_hybrid.sim.readers.azure import Azure
@@ -84,12 +85,12 @@ class _Folder:
             head = content.peek(4096)
             if self._is("sglang-pickle", looks_pickled(head)):
                 self._same("sglang-pickle", file)
-                self.requests += Dump(self.reading).pickled(content, file.name)
+                self.requests += Dump(self.reading).pickled(content, printable(file.name))
             elif self._is("request-log", is_request_log(head)):
                 self._same("request-log", file)
                 self._add_log(file)
             else:
-                self._add_rows(file, read_rows(content, file.name, self.reading), alone)
+                self._add_rows(file, read_rows(content, printable(file.name), self.reading), alone)
 
     def _add_rows(self, file: Path, rows: Iterator[Row], alone: bool) -> None:
         said = self.reading.notes.total()
@@ -99,7 +100,7 @@ class _Folder:
                 return  # what was in it could not be used
             if alone:
                 raise TraceError(f"the trace file is empty; write at least one request into it: {file}")
-            self.reading.notes[f"{file.name}: the file is empty"] += 1
+            self.reading.notes[f"{printable(file.name)}: the file is empty"] += 1
             return
         name = self._forced or detect(first)
         self._same(name, file)
@@ -114,7 +115,7 @@ class _Folder:
         if self.model is not None:
             raise TraceError(f"give one request log at a time, each counts time from its server's start: {file}")
         with plain(file) as path:
-            requests, self.model, self.saving = request_log.read(path, file.name, self.reading)
+            requests, self.model, self.saving = request_log.read(path, printable(file.name), self.reading)
         self.requests += requests
 
     def _is(self, format: str, looks: bool) -> bool:
@@ -122,12 +123,12 @@ class _Folder:
 
     def _same(self, format: str, file: Path) -> None:
         if self._found is None:
-            self._found = format, file.name
+            self._found = format, printable(file.name)
         if self._found[0] != format:
             known, before = self._found
             raise TraceError(
                 f"a folder holds traces of one format, move the others away ({before} is {known}): "
-                f"{file.name} is {format}"
+                f"{printable(file.name)} is {format}"
             )
 
 

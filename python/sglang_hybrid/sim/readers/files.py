@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from sglang_hybrid.core.reading import printable
 from sglang_hybrid.sim.trace import TraceError
 
 STDIN = "-"
@@ -35,7 +36,7 @@ def name_of(path: Path) -> str:
     name = path.resolve().name if path.is_dir() else path.name
     while name.endswith(_COMPRESSED):
         name = name.rpartition(".")[0]
-    return name if path.is_dir() else Path(name).stem
+    return printable(name if path.is_dir() else Path(name).stem)
 
 
 @contextmanager
