@@ -64,6 +64,14 @@ def test_no_temporary_folder(tmp_path: Path) -> None:
     assert re.match(r"error: no temporary folder .* TMPDIR, or mount a volume at /tmp: .*\n$", done.stderr), done.stderr
 
 
+def test_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    done = run(*COMMANDS["serve"], TMPDIR=str(folder))
+    assert done.returncode == 2, done.stderr
+    assert re.match(r"error: sockets lie in .* a folder of up to 95 in TMPDIR: /.*x\n$", done.stderr), done.stderr
+
+
 def test_a_folder_that_can_be_made_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path / "new" / "cache"))

@@ -15,9 +15,12 @@ from sglang_hybrid.engine import compat
 _CACHE = "~/.cache/sglang"
 """Where SGLang keeps compiled kernels unless SGLANG_CACHE_DIR says otherwise."""
 
+_SOCKET_PATH = 107  # bytes, of Linux
+_LONGEST = _SOCKET_PATH - len("/tmp12345678")
+
 
 def check() -> None:
-    """Raise ConfigError without a temporary folder, or where the folder of compiled kernels cannot be made."""
+    """Raise ConfigError for a temporary folder that holds no sockets, or where that of kernels cannot be made."""
     if said := problem():
         raise ConfigError(said)
 
@@ -25,9 +28,14 @@ def check() -> None:
 def problem() -> str | None:
     """What is wrong and what to do; None if the folders are there or could be made."""
     try:
-        tempfile.gettempdir()
+        temporary = os.fsencode(tempfile.gettempdir())
     except FileNotFoundError as error:
         return f"no temporary folder can be written; name one in TMPDIR, or mount a volume at /tmp: {error.strerror}"
+    if len(temporary) > _LONGEST:
+        return (
+            f"sockets lie in the temporary folder, and the path of one has {_SOCKET_PATH} bytes at most; name a folder "
+            f"of up to {_LONGEST} in TMPDIR: {os.fsdecode(temporary)}"
+        )
     name, folder = _kernels()
     try:
         if folder is not None:
