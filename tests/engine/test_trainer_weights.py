@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine import compat
 from tests.engine.support import PATIENCE_S, Client, Prompt
 
 TRAINER = """
@@ -70,12 +71,22 @@ def update(client: Client, process: subprocess.Popen[str], weights: dict[str, to
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", [(), ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.05")], ids=["static", "elastic"]
+    ("preset", "flags"),
+    [
+        ("gdn", ()),
+        ("gdn", ("--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", "0.05")),
+        ("mtp", ("--speculative-algorithm", "STANDALONE")),
+    ],
+    ids=["static", "elastic", "a draft of its own"],
 )
 def test_weights_of_a_trainer_serve_every_prompt_anew(
-    models: Callable[[str], Path], tmp_path: Path, flags: tuple[str, ...]
+    models: Callable[[str], Path], tmp_path: Path, preset: str, flags: tuple[str, ...]
 ) -> None:
-    before = models("gdn")
+    before = models(preset)
+    if "STANDALONE" in flags:
+        if not compat.complete():
+            pytest.skip("on a CPU nothing drafts with other versions")
+        flags += ("--speculative-draft-model-path", str(models("draft")))
     after = tmp_path / "after"
     shutil.copytree(before, after)
     (path,) = after.glob("*.safetensors")
@@ -116,3 +127,5 @@ def test_weights_of_a_trainer_serve_every_prompt_anew(
             load.join()
             assert answers(client) == wanted
             assert answers(client) == wanted, "from the cache too"
+        assert client.post("/update_weights_from_disk", {"model_path": str(before)})["success"]
+        assert answers(client) == old

@@ -140,6 +140,13 @@ def pass_states(lazy: bool) -> int:
     return int(LAZY if lazy else WHOLE)
 
 
+def draft_runners(worker: Any) -> list[Any]:
+    """The runners of the models that draft for `worker`, which may be None or have none, as with n-grams."""
+    if hasattr(worker, "weight_update_runners"):  # since 0.5.21
+        return [runner for _, runner in worker.weight_update_runners()]
+    return list(getattr(getattr(worker, "draft_worker", None), "draft_runners", ()))
+
+
 def matched_tokens(result: Any) -> int:
     """Tokens of a match of the prefix tree that are on the device."""
     return int(result.device_prefix_len if hasattr(result, "device_prefix_len") else len(result.device_indices))

@@ -59,7 +59,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.distributed, "barrier", lambda group: None)
     model = SimpleNamespace(model_path="served")
     worker = SimpleNamespace(model_runner=SimpleNamespace(model_config=model))
-    return SimpleNamespace(tp_cpu_group=None, tp_worker=worker, model=model)
+    return SimpleNamespace(tp_cpu_group=None, tp_worker=worker, draft_worker=None, model=model)
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -124,7 +124,10 @@ def load(rank: int, file: str, bad: int, outcomes: Any) -> None:
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     flushed: list[Any] = []
     group = torch.distributed.group.WORLD
-    updater = SimpleNamespace(tp_cpu_group=group, flush_cache_after_weight_update=flushed.append)
+    served = SimpleNamespace(model_runner=SimpleNamespace(model_config=SimpleNamespace(model_path="served")))
+    updater = SimpleNamespace(
+        tp_cpu_group=group, tp_worker=served, draft_worker=None, flush_cache_after_weight_update=flushed.append
+    )
 
     def original(*_: Any) -> Any:
         if rank == bad:

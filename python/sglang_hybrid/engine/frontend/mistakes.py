@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.speculation.weights import draft_spared
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ def update_weights(original: Callable[..., Any], updater: Any, message: Any) -> 
             success=False, message=f"serialized_named_tensors has one entry for each of {ranks} ranks: {payloads}"
         )
     try:
-        answer = original(updater, message)
+        with draft_spared(updater, message):
+            answer = original(updater, message)
     except Exception as error:
         if _is_stale(error):
             raise
@@ -96,6 +98,11 @@ def load_from_disk(original: Callable[..., Any], updater: Any, message: Any) -> 
 
     SGLang rolls back to the folder that it just failed to load, and ends.
     """
+    with draft_spared(updater, message):
+        return _load_or_roll_back(original, updater, message)
+
+
+def _load_or_roll_back(original: Callable[..., Any], updater: Any, message: Any) -> Any:
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
 
     model = updater.tp_worker.model_runner.model_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_hybrid.engine.surface.frontend import UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, SUBCLASS, Hook, Replaced, Use
 
 _OURS = "cpu.speculation."
@@ -32,8 +33,13 @@ SPECULATION: tuple[Hook, ...] = (
         before="0.5.23",
     ),
     Hook("srt.managers.schedule_batch:Req.update_finish_state", "AROUND", "speculation.stops:first_end", SCHEDULER),
+    *(
+        Hook(UPDATER + f"update_weights_from_{source}", "AROUND", "speculation.weights:spare_draft", SCHEDULER)
+        for source in ("distributed", "ipc")
+    ),
 )
-"""Where a run of several tokens is taken for less or more than it is. SGLang 0.5.23 corrected two of them."""
+"""Where a run of several tokens is taken for less or more than it is, of which SGLang 0.5.23 corrected two; and where a
+draft is given weights that are not its own."""
 
 CPU_SPECULATION: tuple[Hook, ...] = (
     Hook(
