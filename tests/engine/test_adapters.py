@@ -81,6 +81,7 @@ def test_adapters_share_nothing(
             outputs.append(output)
     assert len({tuple(output) for output in outputs}) == 3, "the adapters say something else"
     client.post("/unload_lora_adapter", {"lora_name": "A"})
+    assert client.answer("/generate", {"input_ids": prompt, "lora_path": "A"})[0] == 400, "it stays unloaded"
     client.post("/load_lora_adapter", {"lora_name": "A", "lora_path": str(folders["B"])})
     output, cached = client.generate(prompt, lora_path="A")
     judges["B"].assert_greedy(prompt, output)
