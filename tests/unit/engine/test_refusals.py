@@ -196,6 +196,26 @@ def test_adapters_of_experts_on_a_cpu(tmp_path: Path, given: str, targets: list[
     adapters.check(namespace, Model("m", LLAMA, from_config(LLAMA)))
 
 
+@pytest.mark.parametrize(
+    ("size", "ranks", "targets", "refused"),
+    [
+        (256, 2, ["down_proj"], False),
+        (224, 2, ["down_proj"], True),
+        (224, 2, ["o_proj", "mlp.up_proj"], True),
+        (224, 2, ["o_proj", "lm_head"], False),
+        (224, 1, ["down_proj"], False),
+    ],
+)
+def test_adapters_of_widened_layers_on_a_cpu(
+    tmp_path: Path, size: int, ranks: int, targets: list[str], refused: bool
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": targets}))
+    given = ["--model-path", "m", "--enable-lora", "--lora-paths", f"A={tmp_path}", "--tp-size", str(ranks)]
+    namespace, config = flags.parse_engine(given), {**LLAMA, "intermediate_size": size}
+    with pytest.raises(ConfigError, match="intermediate_size 224: --lora-paths") if refused else nullcontext():
+        adapters.check(namespace, Model("m", config, from_config(config)))
+
+
 def test_experts_and_segments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experts or: --hybrid-segments on"):
         complete(write(tmp_path, QWEN3_NEXT), EXPERTS, segments="on")

@@ -7,6 +7,7 @@ from sglang_hybrid.engine.surface.pairs import PAIRS
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
 from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, DRAWING, SPECULATION
 
+_MIXER = "srt.layers.attention.mamba.mamba:"
 _OPS = "kernels.ops."
 _SCATTER = _OPS + "mamba.mamba_state_scatter_triton:"
 _ATTENTION = "srt.layers.attention."
@@ -132,6 +133,7 @@ HOOKS: tuple[Hook, ...] = (
         "cpu",
     ),
     Hook("srt.models.kimi_linear:KimiMoE.__init__", "AFTER", "cpu.fused:scale_in_router", SCHEDULER, "cpu"),
+    Hook(_MIXER + "mamba_v2_sharded_weight_loader", "AROUND", "cpu.groups:load_copies", SCHEDULER, "cpu"),
     # SGLang 0.5.22 corrected itself.
     *(
         Hook(
@@ -321,7 +323,6 @@ HOOKS: tuple[Hook, ...] = (
 )
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
-_MIXER = "srt.layers.attention.mamba.mamba:"
 HOST_POOLS = "srt.mem_cache.pool_host."
 """HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _BUILDER = "srt.mem_cache.kv_cache_configurator:"
