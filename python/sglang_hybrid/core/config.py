@@ -178,6 +178,11 @@ class HybridConfig:
             values[key] = _coerce(key, value, type(known[key].default))
         return cls(**values)
 
+    @staticmethod
+    def in_environment() -> bool:
+        """Whether a launcher of ours started this process."""
+        return ENVIRONMENT_KEY in os.environ
+
     @classmethod
     def from_environment(cls) -> HybridConfig:
         """What the launcher passed to its children; the defaults without a launcher of ours."""

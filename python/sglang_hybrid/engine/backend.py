@@ -11,6 +11,7 @@ import signal
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import report
 from sglang_hybrid.engine.launch import disaggregation, rust
 from sglang_hybrid.engine.surface import registration
@@ -25,26 +26,31 @@ def register() -> None:
 
     A process is not told its role: a scheduler, an HTTP server, an `Engine` in somebody's child process load the same
     plugins. So each gets all hooks, and proves them where its role begins: the launcher, a scheduler that builds its
-    cache, an HTTP worker that takes its arguments.
+    cache, an HTTP worker that takes its arguments. A server that SGLang's own launcher starts stays SGLang's: it gets
+    the backend's name, which explains itself, and on a CPU what it could not start without.
     """
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     from sglang_hybrid.engine.frontend import usage
 
+    register_radix_cache_backend(NAME, build_cache)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from sglang_hybrid.engine import cpu
 
         cpu.register_hooks()
+    if not HybridConfig.in_environment():
+        return
     usage.open_models()
     config = HybridConfig.from_environment()
     features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
     asked = [feature for feature, wanted in features.items() if wanted]
     registration.register(["", *asked, *disaggregation.features(), *rust.features()])
-    register_radix_cache_backend(NAME, build_cache)
 
 
 def build_cache(ctx: Any) -> Any:
     """Radix cache factory, called once in each scheduler process with SGLang's TreeCacheBuildContext."""
+    if not HybridConfig.in_environment():
+        raise ConfigError("--radix-cache-backend hybrid needs our launcher: start the server with sglang-hybrid serve")
     from sglang_hybrid.engine.cache import build
 
     registration.verify()

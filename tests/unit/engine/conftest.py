@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from sglang_hybrid.core.config import ENVIRONMENT_KEY
+
 
 @pytest.fixture(scope="session", autouse=True)
 def engine() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as launched:
+        launched.setenv(ENVIRONMENT_KEY, "{}")
         warnings.simplefilter("ignore")
         import sglang.launch_server
         from sglang.srt.plugins import load_plugins

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 
 HOOKED = {"0.5.17": 25, "0.5.21": 37, "0.5.23": 35}  # 0.5.22 adds Granite's residual once, 0.5.23 asks for no stream
@@ -129,6 +130,29 @@ def test_registered_operators_run(report):
 
 def test_new_slots_are_written_into_each_requests_row(report):
     assert report["pool"] == [[7, 8, 0, 0, 0, 0, 0, 0], [0] * 8, [0, 5, 6, 0, 0, 0, 0, 0]]
+
+
+def test_a_server_that_sglang_launches_keeps_its_own_functions():
+    probe = (
+        "import json, os; from sglang_hybrid.engine import backend; from sglang_hybrid.engine.surface import hooks\n"
+        "from sglang.srt.plugins import load_plugins; from sglang.srt.plugins.hook_registry import HookRegistry\n"
+        "from sglang_hybrid.engine.surface.rows import full_name\n"
+        "load_plugins()\n"
+        "for_cpu = {full_name(row.target).replace(':', '.') for row in hooks.HOOKS if row.when == 'cpu'}\n"
+        "try: backend.build_cache(None)\n"
+        "except Exception as error: refused = str(error)\n"
+        "patched = set(HookRegistry._patched)\n"
+        "print(json.dumps([len(patched & for_cpu), sorted(patched - for_cpu), refused]))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != ENVIRONMENT_KEY}
+    environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env=environment, capture_output=True, text=True, timeout=1800, check=True
+    )
+    for_cpu, others, refused = json.loads(done.stdout.splitlines()[-1])
+    assert for_cpu > 0
+    assert others == []
+    assert "sglang-hybrid serve" in refused
 
 
 def test_nothing_is_hooked_where_nothing_was_installed():

@@ -22,12 +22,11 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     writable.check()
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
-    on_cpu = platform.wants_cpu(rest)
-    if on_cpu:
+    # The plugin asks for it; and children may be copies of this process, with the hooks that are registered here.
+    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    if platform.wants_cpu(rest):
         environment.default(cpu_profile.environment(config))
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # whatever it said: there is nothing else
-        # Children are copies of this process, so the hooks that the configuration asks for are registered here.
-        os.environ[ENVIRONMENT_KEY] = config.to_json()
         from sglang_hybrid.engine import cpu
 
         cpu.install()
