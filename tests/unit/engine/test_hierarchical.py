@@ -46,7 +46,7 @@ def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
         (("--disaggregation-mode", "decode"), "KV of a server that decodes was not run"),
         (("--hicache-io-backend", "kernel"), "plain copies only"),
         (("--hicache-mem-layout", "page_first"), "plain copies only"),
-        (("--hicache-storage-backend", "file"), "storage behind it"),
+        (("--hicache-storage-backend", "mooncake"), "files are the only storage"),
         (("--hicache-host-memory-mode", "buffer_only"), "stages no recurrent states"),
         (("--hicache-ratio", "-1"), "more than zero"),
         (("--hicache-size", "-2"), "more than zero"),

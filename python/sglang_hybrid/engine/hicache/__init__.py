@@ -7,4 +7,5 @@
 | misses copies of states, restores too much | a copy of each state, no restore without slots  | tier.py       |
 | two components see one tier each           | they see both, and keep the order of both       | components.py |
 | copies by kernels of an accelerator        | on a CPU, one tensor indexed by another         | copies.py     |
+| stores by a model's name, ends on a fault  | by its weights and types; a fault is a miss     | storage.py    |
 """

@@ -73,9 +73,9 @@ def _check_cpu(namespace: Any) -> None:
             f"{copies.LAYOUT}, the defaults there",
             f"--hicache-io-backend {asked[0]} --hicache-mem-layout {asked[1]}",
         )
-    if namespace.hicache_storage_backend is not None:
+    if namespace.hicache_storage_backend not in (None, "file"):
         raise _refusal(
-            "storage behind it was not run on a CPU; drop the flag",
+            "on a CPU files are the only storage that was run; choose --hicache-storage-backend file",
             f"--hicache-storage-backend {namespace.hicache_storage_backend}",
         )
 

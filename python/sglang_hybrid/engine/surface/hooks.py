@@ -17,6 +17,8 @@ _GDN = _LINEAR + "gdn_backend:"
 _KDA = _LINEAR + "kda_backend:"
 _PREFILL_GRAPH = "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph"
 _LATENT_METHOD = "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
+HOST_POOLS = "srt.mem_cache.pool_host."
+"""HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _ADAPTERS = "srt.lora.backend.torch_backend:TorchNativeLoRABackend."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
@@ -98,6 +100,17 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "cpu",
         since="0.5.21",
+    ),
+    *(
+        Hook(
+            f"{HOST_POOLS}{pool}.get_dummy_flat_data_page",
+            "AROUND",
+            "cpu.pinning:without_pinning",
+            SCHEDULER,
+            "cpu",
+            since="0.5.21",
+        )
+        for pool in ("mha:MHATokenToKVPoolHost", "mla:MLATokenToKVPoolHost", "mamba:MambaPoolHost")
     ),
     Hook(
         _ATTENTION + "torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_extend",
@@ -312,6 +325,21 @@ HOOKS: tuple[Hook, ...] = (
         "segments",
     ),
     Hook(UPDATER + "_observe_weight_load", "BEFORE", "segments.hooks:weights_change", SCHEDULER, "segments"),
+    Hook(UPDATER + "_observe_weight_load", "BEFORE", "hicache.storage:weights_change", SCHEDULER),
+    Hook(
+        "srt.managers.cache_controller:HiCacheController._generate_storage_config",
+        "AFTER",
+        "hicache.storage:name",
+        SCHEDULER,
+        since="0.5.21",
+    ),
+    Hook(
+        "srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController.attach_storage_backend",
+        "AFTER",
+        "hicache.storage:guard",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Hook(
         "srt.managers.scheduler:Scheduler.handle_dumper_control",
         "AROUND",
@@ -323,8 +351,6 @@ HOOKS: tuple[Hook, ...] = (
 )
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
-HOST_POOLS = "srt.mem_cache.pool_host."
-"""HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _BUILDER = "srt.mem_cache.kv_cache_configurator:"
 
 REPLACED: tuple[Replaced, ...] = (

@@ -106,6 +106,7 @@ USES: tuple[Use, ...] = (
     Use("srt.mem_cache.base_prefix_cache:zero_match_result", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE", IMPORT, "compat", EVERY, before="0.5.23"),
     Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY", IMPORT, "compat", EVERY, before="0.5.23"),
+    Use("srt.mem_cache.hicache_storage:PoolTransferResult", IMPORT, "hicache.storage", SCHEDULER, since="0.5.21"),
     Use("srt.mem_cache.memory_pool:HybridReqToTokenPool", SUBCLASS, "pools.states", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MHATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),
     Use("srt.mem_cache.memory_pool:MLATokenToKVPool", SUBCLASS, "pools.kv", SCHEDULER, when="elastic"),

@@ -1,0 +1,114 @@
+"""Storage behind the host tier (`--hicache-storage-backend`): KV and states that outlive a server.
+
+SGLang files them under the name of the model, and a storage that fails ends the thread that asked it: every request
+that waits for it then waits for ever. Here they are filed under what makes them usable, the weights are those of the
+start, and what fails is a miss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from hashlib import sha256
+from typing import Any
+
+from sglang_hybrid.engine.frontend.looks import ENVIRONMENT_KEY as SERVER
+from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
+
+SAID_EVERY_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+_updates = 0
+"""Updates of the weights so far; they reach the schedulers of all ranks."""
+
+
+def _no_results(transfers: Any, *_: Any, **__: Any) -> dict[Any, list[bool]]:
+    return {each.name: [False] * len(each.keys or ()) for each in transfers}
+
+
+def _nothing_there(*_: Any, **__: Any) -> Any:
+    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
+
+    return PoolTransferResult.empty()
+
+
+NOTHING: dict[str, Callable[..., Any]] = {
+    "exists": lambda *_, **__: False,
+    "get": lambda *_, **__: None,
+    "set": lambda *_, **__: False,
+    "batch_exists": lambda *_, **__: 0,
+    "batch_exists_v2": _nothing_there,
+    "batch_get": lambda keys, *_, **__: [None] * len(keys),
+    "batch_get_v1": lambda keys, *_, **__: [False] * len(keys),
+    "batch_get_v2": _no_results,
+    "batch_set": lambda *_, **__: False,
+    "batch_set_v1": lambda keys, *_, **__: [False] * len(keys),
+    "batch_set_v2": _no_results,
+}
+"""What a storage says that has nothing and takes nothing, by what SGLang's threads call."""
+
+
+def weights_change(*_: Any, **__: Any) -> None:
+    """BEFORE hook of what every update of weights begins with."""
+    global _updates
+    _updates += 1
+
+
+def name(config: Any, controller: Any, *_: Any, **__: Any) -> Any:
+    """AFTER hook of HiCacheController._generate_storage_config: entries are of these weights, types and this layout."""
+    pools = [(str(entry.name), entry.host_pool) for entry in controller.mem_pool_host.entries]
+    kinds = ("dtype", "conv_dtype", "temporal_dtype", "layout", "size_per_token")
+    shapes = sorted((pool, *(str(getattr(host, kind, None)) for kind in kinds)) for pool, host in pools)
+    known = [os.environ.get(FINGERPRINT), shapes]
+    if _updates:  # nobody else has such weights, as far as anybody knows
+        known += [os.environ.get(SERVER), _updates]
+    told = sha256(json.dumps(known).encode()).hexdigest()[:16]
+    return dataclasses.replace(config, model_name=f"{config.model_name or 'model'}@{told}")
+
+
+def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
+    """AFTER hook of HybridCacheController.attach_storage_backend."""
+    storage, attached = controller.storage_backend, _updates
+    failures = _Failures(type(storage).__name__)
+    for method, nothing in NOTHING.items():
+        if hasattr(storage, method):
+            setattr(storage, method, _guarded(getattr(storage, method), nothing, attached, failures))
+
+
+def _guarded(
+    ask: Callable[..., Any], nothing: Callable[..., Any], attached: int, failures: _Failures
+) -> Callable[..., Any]:
+    @wraps(ask)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if _updates != attached:
+            failures.say("holds what other weights computed: it is not used any more; restart the server to use it")
+            return nothing(*args, **kwargs)
+        try:
+            return ask(*args, **kwargs)
+        except Exception as error:  # of any storage, a file system or somebody's network
+            failures.say(f"failed, and its tokens are computed: {ask.__name__}: {type(error).__name__}: {error}")
+            return nothing(*args, **kwargs)
+
+    return guarded
+
+
+class _Failures:
+    """Says what is wrong with a storage, not more often than somebody can read."""
+
+    def __init__(self, storage: str) -> None:
+        self._storage, self._said_at, self._unsaid = storage, float("-inf"), 0
+
+    def say(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._said_at < SAID_EVERY_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since)" if self._unsaid else ""
+        logger.error("the storage %s %s%s", self._storage, text, more)
+        self._said_at, self._unsaid = now, 0

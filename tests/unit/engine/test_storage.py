@@ -1,0 +1,129 @@
+"""Storage behind the host tier: whose entries are used, and what a storage that fails costs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.frontend import looks
+from sglang_hybrid.engine.hicache import storage
+from sglang_hybrid.engine.launch import fingerprint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::Warning:sglang"),
+    pytest.mark.skipif(not compat.complete(), reason="other versions are refused"),
+]
+
+
+@dataclass
+class Config:
+    model_name: str | None
+
+
+class Broken:
+    """A storage whose every answer is a failure."""
+
+    def fail(self, *_: Any, **__: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    exists = get = set = batch_exists = batch_exists_v2 = batch_get = batch_get_v1 = batch_get_v2 = fail
+    batch_set = batch_set_v1 = batch_set_v2 = fail
+
+
+@pytest.fixture(autouse=True)
+def weights_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_updates", 0)
+    monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "aa")
+    monkeypatch.setenv(looks.ENVIRONMENT_KEY, "server")
+
+
+def controller(dtype: str = "float32", layout: str = "page_first", backend: Any = None) -> Any:
+    host = SimpleNamespace(dtype=dtype, layout=layout, size_per_token=64)
+    entries = [SimpleNamespace(name="kv", host_pool=host)]
+    return SimpleNamespace(mem_pool_host=SimpleNamespace(entries=entries), storage_backend=backend)
+
+
+def name(of: Any) -> str:
+    told = storage.name(Config("models/m"), of).model_name
+    assert isinstance(told, str)
+    return told
+
+
+def test_entries_are_those_of_the_same_weights_types_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = name(controller())
+    assert mine.startswith("models/m@")
+    assert name(controller()) == mine
+    assert name(controller(dtype="bfloat16")) != mine
+    assert name(controller(layout="page_first_direct")) != mine
+    monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "bb")
+    assert name(controller()) != mine
+
+
+def test_a_storage_attached_behind_an_update_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = name(controller())
+    storage.weights_change(None, "disk")
+    updated = name(controller())
+    assert updated != mine
+    monkeypatch.setenv(looks.ENVIRONMENT_KEY, "another")
+    assert name(controller()) != updated
+
+
+def test_a_failure_is_a_miss_and_is_said_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
+
+    made = controller(backend=Broken())
+    storage.guard(None, made)
+    asked, states = made.storage_backend, [SimpleNamespace(name="mamba", keys=["a", "b"])]
+    with caplog.at_level(logging.ERROR):
+        assert asked.batch_exists(["a"]) == 0
+    assert asked.batch_exists_v2(["a"], states) == PoolTransferResult.empty()
+    assert asked.batch_get(["a", "b"], [1, 2]) == [None, None]
+    assert asked.batch_get_v1(["a", "b"], [1, 2]) == [False, False]
+    assert asked.batch_get_v2(states, extra_info=None) == {"mamba": [False, False]}
+    assert asked.batch_set(["a"], [1]) is False
+    assert asked.batch_set_v1(["a"], [1]) == [False]
+    assert asked.batch_set_v2(states) == {"mamba": [False, False]}
+    assert asked.get("a", 1) is None
+    assert asked.set("a", 1) is False
+    assert asked.exists("a") is False
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "Broken failed" in said
+    assert "the disk is gone" in said
+
+
+def test_what_other_weights_computed_is_neither_read_nor_added_to(caplog: pytest.LogCaptureFixture) -> None:
+    kept = {"a": 1}
+    backend = SimpleNamespace(get=kept.get, exists=kept.__contains__, batch_exists=len, set=kept.__setitem__)
+    backend.set("b", 2)
+    made = controller(backend=backend)
+    storage.guard(None, made)
+    assert made.storage_backend.get("a") == 1
+    storage.weights_change(None, "tensor")
+    assert made.storage_backend.get("a") is None
+    assert made.storage_backend.set("c", 3) is False
+    assert made.storage_backend.batch_exists(["a"]) == 0
+    assert kept == {"a": 1, "b": 2}
+    assert "other weights" in caplog.text
+
+
+def test_every_call_of_sglangs_threads_is_guarded() -> None:
+    """What its controllers ask of a storage stands in `NOTHING`; a new version may ask more."""
+    import inspect
+    import re
+
+    from sglang.srt.managers import cache_controller
+    from sglang.srt.mem_cache.hybrid_cache import hybrid_cache_controller
+
+    asked = {
+        call
+        for module in (cache_controller, hybrid_cache_controller)
+        for call in re.findall(r"storage_backend\.(\w+)\(", inspect.getsource(module))
+    }
+    administration = {"clear", "close", "register_mem_pool_host", "register_mem_host_pool_v2"}
+    assert asked - administration - {"on_host_pools_registered"} <= set(storage.NOTHING)
+    assert {"batch_exists_v2", "batch_get", "batch_get_v2", "batch_set"} <= asked
