@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine.surface import check
-from sglang_hybrid.engine.surface.hooks import HOOKS, HOST_POOLS, REPLACED
+from sglang_hybrid.engine.surface.hicache import HOST_POOLS
+from sglang_hybrid.engine.surface.hooks import HOOKS, REPLACED
 from sglang_hybrid.engine.surface.rows import number
 
 OLDEST, NEWEST_EXCLUSIVE = (0, 5, 17), (0, 5, 24)

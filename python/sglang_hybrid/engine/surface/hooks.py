@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
+from sglang_hybrid.engine.surface.hicache import HICACHE, HICACHE_REPLACED
 from sglang_hybrid.engine.surface.pairs import PAIRS
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
 from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, DRAWING, SPECULATION
@@ -17,8 +18,6 @@ _GDN = _LINEAR + "gdn_backend:"
 _KDA = _LINEAR + "kda_backend:"
 _PREFILL_GRAPH = "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph"
 _LATENT_METHOD = "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
-HOST_POOLS = "srt.mem_cache.pool_host."
-"""HiCache's pools in host memory; 0.5.17 has them elsewhere."""
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _ADAPTERS = "srt.lora.backend.torch_backend:TorchNativeLoRABackend."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
@@ -92,25 +91,6 @@ HOOKS: tuple[Hook, ...] = (
         EVERY,
         "cpu",
         before="0.5.19",
-    ),
-    Hook(
-        "srt.mem_cache.pool_host.common:_cuda_host_register",
-        "REPLACE",
-        "hicache.copies:without_registration",
-        SCHEDULER,
-        "cpu",
-        since="0.5.21",
-    ),
-    *(
-        Hook(
-            f"{HOST_POOLS}{pool}.get_dummy_flat_data_page",
-            "AROUND",
-            "cpu.pinning:without_pinning",
-            SCHEDULER,
-            "cpu",
-            since="0.5.21",
-        )
-        for pool in ("mha:MHATokenToKVPoolHost", "mla:MLATokenToKVPoolHost", "mamba:MambaPoolHost")
     ),
     Hook(
         _ATTENTION + "torch_native_backend:TorchNativeAttnBackend._run_sdpa_forward_extend",
@@ -325,21 +305,6 @@ HOOKS: tuple[Hook, ...] = (
         "segments",
     ),
     Hook(UPDATER + "_observe_weight_load", "BEFORE", "segments.hooks:weights_change", SCHEDULER, "segments"),
-    Hook(UPDATER + "_observe_weight_load", "BEFORE", "hicache.storage:weights_change", SCHEDULER),
-    Hook(
-        "srt.managers.cache_controller:HiCacheController._generate_storage_config",
-        "AFTER",
-        "hicache.storage:name",
-        SCHEDULER,
-        since="0.5.21",
-    ),
-    Hook(
-        "srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController.attach_storage_backend",
-        "AFTER",
-        "hicache.storage:guard",
-        SCHEDULER,
-        since="0.5.21",
-    ),
     Hook(
         "srt.managers.scheduler:Scheduler.handle_dumper_control",
         "AROUND",
@@ -348,6 +313,7 @@ HOOKS: tuple[Hook, ...] = (
         "segments",
     ),
     *FRONTEND,
+    *HICACHE,
 )
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
@@ -385,22 +351,7 @@ REPLACED: tuple[Replaced, ...] = (
         absent=True,
     ),
     Replaced(_KDA + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
-    # HiCache's pools in host memory import theirs on other platforms only, too.
-    *(
-        Replaced(f"{HOST_POOLS}{pool}:{name}", f"hicache.copies:{ours}", SCHEDULER, "cpu", since="0.5.21", absent=True)
-        for pool in ("mha", "mla", "mamba")
-        for name, ours in (
-            ("transfer_kv_per_layer_direct_pf_lf", "load_layer"),
-            ("transfer_kv_all_layer_direct_lf_pf", "back_up_layers"),
-        )
-    ),
-    Replaced(
-        HOST_POOLS + "base:HICACHE_HOST_MEMORY_RESERVE_BYTES",
-        "hicache.copies:RESERVE_BYTES",
-        SCHEDULER,
-        "cpu",
-        since="0.5.21",
-    ),
+    *HICACHE_REPLACED,
     # The classes of which SGLang builds its pools; replaced when it begins to.
     Replaced(_BUILDER + "HybridReqToTokenPool", "pools.states:ElasticRequestPool", SCHEDULER, "elastic"),
     Replaced(_BUILDER + "MHATokenToKVPool", "pools.kv:ElasticKV", SCHEDULER, "elastic"),
