@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +107,18 @@ def is_one_graph(settings: Any) -> bool:
 def chunk_tokens(backend: Any) -> int:
     """Tokens per chunk of a backend's prefill kernel; GDN's is 64, and 0.5.17 says so nowhere."""
     return int(getattr(backend, "mamba_chunk_size", 64))
+
+
+def whole_chunks(original: Callable[[Any], int], server_args: Any) -> int:
+    """AROUND hook of mamba_cache_chunk_size: a grid on which the kernel has states, in multimodal models too.
+
+    SGLang looks for the kernel's chunk in the whole configuration only. NemotronH-Omni has it in the part of the text:
+    the states of its chunks of 128 tokens would be taken for those of a grid of 64, and prompts resume from wrong ones.
+    """
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    chunk = getattr(model_config_of(server_args).hf_text_config, "mamba_chunk_size", None)
+    return math.lcm(original(server_args), chunk or 1)
 
 
 def _metadata_type() -> Any:

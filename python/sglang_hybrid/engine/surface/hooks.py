@@ -140,6 +140,13 @@ HOOKS: tuple[Hook, ...] = (
         for kind in ("Mamba", "Attention")
     ),
     # The cache.
+    Hook(
+        "srt.arg_groups.overrides:mamba_cache_chunk_size",
+        "AROUND",
+        "cache.prefill_states:whole_chunks",
+        EVERY,
+        since="0.5.21",
+    ),
     Hook("srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "AFTER", "cache.hooks:plan", SCHEDULER),
     Hook("srt.managers.schedule_policy:PrefillAdder.add_one_req", "AROUND", "cache.hooks:admit", SCHEDULER),
     Hook(

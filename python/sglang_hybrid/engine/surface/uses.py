@@ -24,6 +24,7 @@ USES: tuple[Use, ...] = (
     Use("benchmark.serving:cli_main", IMPORT, "bench_serving", CLIENT),
     Use("benchmark:serving", IMPORT, "bench_serving", CLIENT),
     Use("launch_server:run_server", IMPORT, "launch_server", LAUNCHER),
+    Use("srt.arg_groups.overrides:model_config_of", IMPORT, "cache.prefill_states", EVERY, since="0.5.21"),
     Use("srt.arg_groups.overrides:resolving_view", IMPORT, "compat", EVERY, since="0.5.21"),
     Use(
         "srt.arg_groups.overrides:supports_mamba_cache_extra_buffer", IMPORT, "cpu.extra_buffer", SCHEDULER, when="cpu"
