@@ -159,6 +159,10 @@ def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: st
         (MAMBA2, "--chunked-prefill-size 32 --disable-radix-cache", ""),
         (QWEN3_NEXT, "--chunked-prefill-size 32", "give --chunked-prefill-size 64 or more: 32"),
         (LLAMA, "--chunked-prefill-size 32", ""),
+        (MAMBA2, "--mamba-track-interval 128", "give --mamba-track-interval 256 or more: 128"),
+        (MAMBA2, "--mamba-track-interval 128 --mamba-radix-cache-strategy no_buffer", ""),
+        (MAMBA2, "--mamba-track-interval 256", ""),
+        (QWEN3_NEXT, "--mamba-track-interval 32", ""),
     ],
 )
 def test_chunks_that_no_state_is_saved_from(tmp_path: Path, config: dict[str, Any], given: str, why: str) -> None:

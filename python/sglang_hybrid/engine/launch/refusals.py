@@ -127,6 +127,12 @@ def _check_chunks(namespace: Any, model: Model) -> None:
             f"states of this model lie {spec.chunk_tokens} tokens apart, and from shorter chunks of a prompt none is "
             f"cached; give --chunked-prefill-size {spec.chunk_tokens} or more: {chunk}"
         )
+    interval = namespace.mamba_track_interval or spec.chunk_tokens
+    if "mamba2" in spec.layer_counts and interval < spec.chunk_tokens:  # an assertion behind the loading of the model
+        raise ConfigError(
+            f"SGLang serves no Mamba-2 model whose answers are saved more often than every {spec.chunk_tokens} tokens, "
+            f"the kernel's chunk; give --mamba-track-interval {spec.chunk_tokens} or more: {interval}"
+        )
 
 
 def _check_stages(namespace: Any, model: Model) -> None:
