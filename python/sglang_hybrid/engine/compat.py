@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import math
 import re
 from typing import Any
 
@@ -95,6 +96,12 @@ def checkpoint_grid() -> int:
 
         return int(get_server_args().mamba_cache_chunk_size)
     return int(mamba_cache_chunk_size())
+
+
+def track_tokens(interval: int, page: int) -> int:
+    """Tokens between the states that a growing answer leaves, by `--mamba-track-interval`; 0 for none."""
+    grids = (checkpoint_grid(), page) if at_least("0.5.21") else ()
+    return math.lcm(interval, *grids) if interval else 0
 
 
 @functools.cache

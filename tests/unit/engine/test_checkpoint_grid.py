@@ -39,3 +39,10 @@ def test_chunk_of_the_text_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert whole_chunks(original, arguments) == grid
     model.hf_text_config = SimpleNamespace()
     assert whole_chunks(original, SimpleNamespace(page_size=32)) == 64
+
+
+@pytest.mark.skipif(not compat.at_least("0.5.21"), reason="older versions save at the interval itself")
+def test_a_growing_answer_is_saved_where_interval_and_grid_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "checkpoint_grid", lambda: 64)
+    asked = [(256, 1), (64, 64), (96, 32), (256, 128), (0, 1)]
+    assert [compat.track_tokens(*each) for each in asked] == [256, 64, 192, 256, 0]

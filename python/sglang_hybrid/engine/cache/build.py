@@ -132,7 +132,7 @@ def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, in
         "step": step,
         "chunk_tokens": max(0, int(args.chunked_prefill_size or 0)),
         "buffers": int(pool.mamba_ping_pong_track_buffer_size) if buffered else 0,
-        "track_tokens": int(args.mamba_track_interval or 0),
+        "track_tokens": compat.track_tokens(int(args.mamba_track_interval or 0), int(ctx.params.page_size)),
         "page": int(ctx.params.page_size),
         "pass_states": compat.pass_states(lazy=bool(pool.enable_mamba_extra_buffer_lazy)),
     }
