@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.distributed.device_communicators.shm_broadcast import MessageQueue
+from sglang.srt.utils import common
 
 from sglang_hybrid.engine.launch import leftovers
 
@@ -30,6 +31,25 @@ def test_the_memory_between_ranks_has_no_name_once_all_have_it_open() -> None:
     assert reader.dequeue() == {"requests": [1, 2, 3]}
     for queue in (reader, writer):
         queue.local_socket.context.destroy(0)
+
+
+def test_a_server_that_ends_at_once_leaves_no_folder_of_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would remove it at its own end, which a server of which a process died never comes to."""
+    monkeypatch.setattr(leftovers, "_mine", [(os.getpid(), str(tmp_path / "socket"))])
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))  # whoever sets it keeps that one
+    monkeypatch.setattr(common, "prometheus_multiproc_dir", None, raising=False)
+    common.set_prometheus_multiproc_dir()
+    folder = Path(common.prometheus_multiproc_dir.name)
+    (folder / "counter_1.db").touch()
+    leftovers._mine[0] = (os.getppid(), "")
+    leftovers.remove()
+    assert folder.exists(), "it belongs to the process of which this one is a copy"
+    leftovers._mine[0] = (os.getpid(), "")
+    leftovers.remove()
+    assert not folder.exists()
+    assert tmp_path.exists()
 
 
 def test_the_first_process_removes_what_its_http_workers_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The files of a server, which SGLang leaves behind when it ends: sockets in the temporary folder, and shared memory.
+"""The files of a server, which SGLang leaves behind when it ends: sockets and metrics in the temporary folder, and
+shared memory.
 
 A container that keeps its `/dev/shm`, 64 MiB by default, would run out of it after a few thousand starts. With several
 ranks the third start would end in a bus error: the first rank hands requests to the others through 24 MiB of it.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -56,3 +58,7 @@ def remove() -> None:
         if process == os.getpid():
             with suppress(OSError):
                 os.unlink(file)
+    metrics = getattr(sys.modules.get("sglang.srt.utils.common"), "prometheus_multiproc_dir", None)
+    if metrics is not None and any(process == os.getpid() for process, _ in _mine):
+        with suppress(OSError):  # a child that is just being killed may still write into it
+            metrics.cleanup()

@@ -180,6 +180,7 @@ USES: tuple[Use, ...] = (
     Use("srt.entrypoints.http_server", NAME, "frontend.workers", HTTP),
     Use("srt.models", NAME, "launch.preflight", LAUNCHER),
     Use("srt.platforms", NAME, "launch.doctor", LAUNCHER),
+    Use("srt.utils.common", NAME, "launch.leftovers", EVERY),
     Use("srt.plugins", NAME, "launch.doctor", LAUNCHER),
     # Extended for answers; SGLang's models drop fields they do not know.
     Use("benchmark.serving:calculate_metrics", ASSIGNED, "bench_serving", CLIENT),
