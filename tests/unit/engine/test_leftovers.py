@@ -33,6 +33,28 @@ def test_the_memory_between_ranks_has_no_name_once_all_have_it_open() -> None:
         queue.local_socket.context.destroy(0)
 
 
+def test_the_first_process_removes_what_the_controller_of_replicas_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one is killed: five files for each replica stayed behind every server of several."""
+    for name in ("_mine", "_told"):
+        monkeypatch.setattr(leftovers, name, [])
+    files = [tmp_path / name for name in ("tokenizer", "input of a replica")]
+    ports = [
+        SimpleNamespace(tokenizer_ipc_name=f"ipc://{file}", nccl_port=5, tcp="tcp://127.0.0.1:5", instance_id="none")
+        for file in files
+    ]
+    leftovers.note(ports[0])
+    first = list(leftovers._mine)
+    for file in files:
+        file.touch()
+    leftovers.tell(None, None, ports[0])  # what follows runs in the controller
+    leftovers.note(ports[1])
+    monkeypatch.setattr(leftovers, "_mine", first)
+    leftovers.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_server_that_ends_at_once_leaves_no_folder_of_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 _SOCKET = "ipc://"
 _mine: list[tuple[int, str]] = []
 _routers: list[tuple[int, Any]] = []
 """What knows the sockets of HTTP workers, each of which names its own and is ended by a signal."""
+_told: list[Path] = []
+"""Where the controller of data-parallel replicas, which is killed, writes what it names: beside a file of the first."""
 
 
 def note(ports: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,8 +29,21 @@ def note(ports: Any, *args: Any, **kwargs: Any) -> None:
 
     if not _mine:
         atexit.register(remove)
-    names = [name for name in vars(ports).values() if isinstance(name, str) and name.startswith(_SOCKET)]
-    _mine.extend((os.getpid(), file) for file in (*_files(names), shm_path_for(ports.instance_id)))
+    names = [name for name in vars(ports).values() if isinstance(name, str)]
+    files = [*_files(names), shm_path_for(ports.instance_id)]
+    _mine.extend((os.getpid(), file) for file in files)
+    for place in _told:
+        with place.open("a") as told:
+            told.writelines(f"{file}\n" for file in files)
+
+
+def tell(_controller: Any, _server_args: Any, ports: Any) -> None:
+    """BEFORE hook of DataParallelController.launch_dp_schedulers, which names sockets for each replica."""
+    _told[:] = map(_beside, _files([ports.tokenizer_ipc_name]))
+
+
+def _beside(file: str) -> Path:
+    return Path(f"{file}.replicas")
 
 
 def note_workers(_: Any, router: Any, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +53,7 @@ def note_workers(_: Any, router: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _files(names: Iterable[str]) -> Iterator[str]:
-    return (name.removeprefix(_SOCKET) for name in names)
+    return (name.removeprefix(_SOCKET) for name in names if name.startswith(_SOCKET))
 
 
 def unname(_: Any, queue: Any) -> None:
@@ -56,9 +72,17 @@ def remove() -> None:
     workers = [(process, file) for process, router in _routers for file in _files(set(router.all_worker_ipcs))]
     for process, file in (*_mine, *workers):
         if process == os.getpid():
+            _unlink(file)
             with suppress(OSError):
-                os.unlink(file)
+                for named in _beside(file).read_text().splitlines():
+                    _unlink(named)
+                _beside(file).unlink()
     metrics = getattr(sys.modules.get("sglang.srt.utils.common"), "prometheus_multiproc_dir", None)
     if metrics is not None and any(process == os.getpid() for process, _ in _mine):
         with suppress(OSError):  # a child that is just being killed may still write into it
             metrics.cleanup()
+
+
+def _unlink(file: str) -> None:
+    with suppress(OSError):
+        os.unlink(file)

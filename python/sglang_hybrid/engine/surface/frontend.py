@@ -149,6 +149,12 @@ FRONTEND: tuple[Hook, ...] = (
         "launch.leftovers:note_workers",
         HTTP,
     ),
+    Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.launch_dp_schedulers",
+        "BEFORE",
+        "launch.leftovers:tell",
+        EVERY,
+    ),
     Hook(_RING + "MessageQueue.wait_until_ready", "AFTER", "launch.leftovers:unname", SCHEDULER),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Long texts.
