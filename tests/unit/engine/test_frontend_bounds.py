@@ -64,7 +64,7 @@ def test_ids_of_an_ollama_chat_are_read_from_what_transformers_answers() -> None
     async def run() -> None:
         obj = GenerateReqInput(input_ids=BatchEncoding({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}))
         config = SimpleNamespace(vocab_size=VOCABULARY, is_multimodal=False)
-        arguments = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=None)
+        arguments = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=None, dp_size=1)
         owner = SimpleNamespace(model_config=config, tokenizer=None, rid_to_state={}, server_args=arguments)
         async for _ in requests.generate(original, owner, obj):
             pass

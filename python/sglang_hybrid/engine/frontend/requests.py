@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -32,6 +33,7 @@ async def generate(
     if path is not None:
         require_own(obj, path)
     require_arrival(obj, int(manager.model_config.vocab_size), settings().max_sequences, request is not None)
+    keep_session(manager.server_args, obj)
     labels.keep_allowed(obj, manager.server_args.tokenizer_metrics_allowed_custom_labels)
     require_embeds(obj.input_embeds, manager.model_config)
     if getattr(obj, "custom_logit_processor", None) and manager.server_args.enable_custom_logit_processor:
@@ -48,6 +50,19 @@ async def generate(
                 yield answer
     finally:
         release(manager, obj)
+
+
+def keep_session(server_args: Any, obj: Any) -> None:
+    """All turns of a session go to one replica, unless the client names one: each keeps the history of what it got.
+
+    SGLang opens a session in all of them and hands turns round. One that came elsewhere would be answered without the
+    turns between, or as of a session that is not there.
+    """
+    replicas = (server_args.dp_size or 1) * (getattr(server_args, "attn_dp_size", None) or 1)
+    session = (getattr(obj, "session_params", None) or {}).get("id")
+    named = (getattr(obj, name, None) for name in ("routed_dp_rank", "data_parallel_rank"))
+    if replicas > 1 and session is not None and all(rank is None for rank in named):
+        obj.routed_dp_rank = zlib.crc32(str(session).encode()) % replicas
 
 
 def release(manager: Any, obj: Any) -> None:
