@@ -18,6 +18,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.spec import from_config
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import adapters, arguments, early, flags, preflight, refusals
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
@@ -218,6 +219,23 @@ def test_adapters_of_widened_layers_on_a_cpu(
     namespace, config = flags.parse_engine(given), {**LLAMA, "intermediate_size": size}
     with pytest.raises(ConfigError, match="intermediate_size 224: --lora-paths") if refused else nullcontext():
         adapters.check(namespace, Model("m", config, from_config(config)))
+
+
+@pytest.mark.skipif(not compat.at_least("0.5.21"), reason="SGLang looks at it since")
+def test_adapters_with_data_parallel_attention() -> None:
+    two = {"enable_dp_attention": True, "dp_size": 2}
+
+    def check(on_cpu: bool, **given: Any) -> None:
+        asked = {"enable_lora": True, "lora_paths": None, "lora_backend": "triton", "dp_size": 1, **given}
+        refusals._check_adapters(argparse.Namespace(**asked), on_cpu)
+
+    with pytest.raises(ConfigError, match="alone: 2 groups, --lora-backend torch_native"):
+        check(True, **two, lora_backend="torch_native")
+    with pytest.raises(ConfigError, match="add --lora-backend triton: 2 groups, --lora-backend csgmv"):
+        check(False, **two, lora_backend="csgmv", enable_lora=None, lora_paths=["A=a"])
+    check(False, **two)
+    check(True, **two, enable_lora=False)
+    check(True, lora_backend="torch_native")
 
 
 def test_experts_and_segments(tmp_path: Path) -> None:
