@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.engine.frontend import adapters
 from sglang_hybrid.engine.frontend.adapters import forget
 
 
@@ -26,3 +27,32 @@ def test_an_unloaded_adapter_is_not_loaded_by_the_next_request(success: bool, le
     assert answer.success is success
     assert set(manager.lora_ref_cache) == left
     assert asyncio.run(forget(original, manager, SimpleNamespace(lora_name="C"))).success is success
+
+
+def test_an_unload_waits_for_requests_that_are_there_alone() -> None:
+    """Of one that was refused, or given up in the queue, SGLang never notes the end."""
+
+    from sglang.srt.lora.lora_registry import LoRARef, LoRARegistry
+
+    async def run() -> None:
+        registry = LoRARegistry()
+        await registry.register(LoRARef(lora_id="1", lora_name="A", lora_path="a"))
+        given = {"one": await registry.acquire("A"), "two": await registry.acquire(["A"]), "three": None}
+        await registry.acquire("A")  # a prompt that was too long
+        states = {rid: SimpleNamespace(obj=SimpleNamespace(lora_id=adapter)) for rid, adapter in given.items()}
+        manager = SimpleNamespace(lora_registry=registry, rid_to_state=states)
+
+        async def original(_: Any, obj: Any) -> str:
+            obj.lora_id = await registry.unregister("A")
+            await registry.wait_for_unload(obj.lora_id)
+            return "unloaded"
+
+        unloading = asyncio.create_task(adapters.unload(original, manager, SimpleNamespace(lora_id=None)))
+        for gone in ("one", "two"):
+            await asyncio.sleep(4 * adapters._LOOK_S)
+            assert not unloading.done(), f"{gone} still has it"
+            del states[gone]
+        assert await asyncio.wait_for(unloading, 60) == "unloaded"
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())

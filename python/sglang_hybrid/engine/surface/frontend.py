@@ -124,6 +124,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.communicator:FanOutCommunicator.__call__", "AROUND", "frontend.flushes:all_of_them", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.abort_request", "BEFORE", "frontend.segments.aborts:note", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.unload_lora_adapter", "AROUND", "frontend.adapters:forget", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._unload_lora_adapter_locked", "AROUND", "frontend.adapters:unload", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
