@@ -26,6 +26,9 @@ DEFAULT = "restart_points"
 DRAIN_S = 60.0
 """For requests that run, once the router is asked to end."""
 
+ARRIVE_S = 2.0
+"""The same for requests that are still being sent."""
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of a router, whoever starts it."""
@@ -106,6 +109,15 @@ def runner_of(router: Router, max_body_mb: float) -> web.AppRunner:
     )
 
 
+async def drained(runner: web.AppRunner, router: Router) -> None:
+    """Take no request more, and let those end that run."""
+    hangs_up = asyncio.create_task(router.hang_up(ARRIVE_S))
+    try:
+        await runner.cleanup()
+    finally:
+        hangs_up.cancel()
+
+
 async def serve(
     options: argparse.Namespace,
     urls: list[str],
@@ -151,7 +163,7 @@ async def serve(
             for task in others:
                 task.cancel()
         finally:
-            await runner.cleanup()
+            await drained(runner, router)
             await workers.stop()
     return 0
 

@@ -62,6 +62,7 @@ class Router:
         self._plain: RoutingPolicy = create("sessions")
         self._reads = routing not in ("round_robin", "least_load", "sessions")
         self._api_key = api_key
+        self._arriving: set[asyncio.Transport | None] = set()
 
     def application(self, max_body_mb: float) -> web.Application:
         app = web.Application(client_max_size=int(max_body_mb * 1e6))
@@ -70,6 +71,13 @@ class Router:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_route("*", "/{path:.*}", self._any)
         return app
+
+    async def hang_up(self, patience_s: float) -> None:
+        """Close the connections of requests whose bodies are not there in time: their rest may never come."""
+        await asyncio.sleep(patience_s)
+        for connection in list(self._arriving):
+            if connection is not None:
+                connection.close()
 
     async def _health(self, _: web.Request) -> web.Response:
         healthy = len(self.workers.healthy)
@@ -99,10 +107,14 @@ class Router:
         if not known:
             workers = "" if self._refusal(request) else ": " + ", ".join(self.workers.all)
             return problem(404, f"the router does not know {path}; ask a worker itself{workers}")
+        connection = request.transport
+        self._arriving.add(connection)
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             return problem(413, f"a body is too large for the router (--max-body-mb): {error.text}")
+        finally:
+            self._arriving.discard(connection)
         if path in EVERYWHERE:
             return await self._everywhere(request, raw)
         body = json_of(raw) if path in ENDPOINTS else None

@@ -182,7 +182,7 @@ async def cluster(
             yield f"http://127.0.0.1:{port}", client, ours
         finally:
             await client.close()
-            await runner.cleanup()
+            await route.drained(runner, router)
             await ours.stop()
             for worker in workers:
                 await worker.stop()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from sglang_hybrid.cluster import route
 from sglang_hybrid.cluster import workers as workers_module
 from tests.unit.cluster.fake import FakeWorker, cluster, until
 from tests.unit.cluster.test_router_doubts import ended, hung, said
@@ -91,5 +92,35 @@ def test_another_model_behind_an_address_is_left_out() -> None:
             two.well = False
             await until(lambda: workers.all[one.url].healthy)
             assert workers.all[one.url].model == "other", "where nobody is left to agree with"
+
+    asyncio.run(run())
+
+
+def test_a_router_that_stops_waits_for_answers_and_not_for_what_is_half_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "DRAIN_S", 10_000.0)
+    monkeypatch.setattr(route, "ARRIVE_S", 0.1)
+    head = b"POST /generate HTTP/1.1\r\nHost: r\r\nContent-Length: 9\r\n"
+
+    async def run() -> None:
+        async def sent(what: bytes) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+            writer.write(what)
+            kept.append(writer)
+            return reader
+
+        kept: list[asyncio.StreamWriter] = []  # a connection that nobody holds is closed
+        one = FakeWorker()
+        async with asyncio.timeout(60):
+            async with cluster(one) as (url, _, _workers):
+                one.behave = "hang"
+                whole = await sent(head + b'\r\n{"a": 12}')
+                half = [await sent(head), await sent(head + b"\r\n"), await sent(head + b'\r\n{"a"')]
+                await until(lambda: len(one.requests) == 1)
+                one.behave = "answer"
+                asyncio.get_running_loop().call_later(1.0, one.release.set)
+            assert b"200 OK" in await whole.readline()
+            assert [await each.read() for each in half] == [b"", b"", b""]
+        for writer in kept:
+            writer.close()
 
     asyncio.run(run())
