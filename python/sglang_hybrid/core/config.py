@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ ENVIRONMENT_KEY = "SGLANG_HYBRID_CONFIG"
 REPLACED = ("admission", "eviction", "marconi_alpha")
 """Settings of earlier releases, which `policy` names together."""
 
-
 _SWITCH = ("off", "on")
+_launches = False
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -178,10 +179,19 @@ class HybridConfig:
             values[key] = _coerce(key, value, type(known[key].default))
         return cls(**values)
 
+    def leave(self) -> None:
+        """In a launcher of ours: put this into the environment, for this process and those that it starts."""
+        global _launches
+        _launches = True
+        os.environ[ENVIRONMENT_KEY] = self.to_json()
+
     @staticmethod
     def in_environment() -> bool:
-        """Whether a launcher of ours started this process."""
-        return ENVIRONMENT_KEY in os.environ
+        """Whether this process is a launcher of ours or was started by one.
+
+        Another one may have the variable all the same: whatever a program with an engine of ours runs inherits it.
+        """
+        return ENVIRONMENT_KEY in os.environ and (_launches or parent_process() is not None)
 
     @classmethod
     def from_environment(cls) -> HybridConfig:

@@ -10,13 +10,16 @@ import os
 import signal
 from typing import Any
 
-from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import report
 from sglang_hybrid.engine.launch import disaggregation, rust
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
+
+left_alone = False
+"""Whether SGLang has loaded its plugins in this process for a server that is not ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ def register() -> None:
     cache, an HTTP worker that takes its arguments. A server that SGLang's own launcher starts stays SGLang's: it gets
     the backend's name, which explains itself, and on a CPU what it could not start without.
     """
+    global left_alone
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     from sglang_hybrid.engine.frontend import usage
@@ -39,6 +43,8 @@ def register() -> None:
 
         cpu.register_hooks()
     if not HybridConfig.in_environment():
+        left_alone = True
+        os.environ.pop(ENVIRONMENT_KEY, None)  # the children of this process would take it for their launcher's
         return
     usage.open_models()
     config = HybridConfig.from_environment()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
+from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,7 +14,8 @@ def engine() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as launched:
-        launched.setenv(ENVIRONMENT_KEY, "{}")
+        launched.setenv(ENVIRONMENT_KEY, "")
+        HybridConfig().leave()
         warnings.simplefilter("ignore")
         import sglang.launch_server
         from sglang.srt.plugins import load_plugins

@@ -132,27 +132,35 @@ def test_new_slots_are_written_into_each_requests_row(report):
     assert report["pool"] == [[7, 8, 0, 0, 0, 0, 0, 0], [0] * 8, [0, 5, 6, 0, 0, 0, 0, 0]]
 
 
-def test_a_server_that_sglang_launches_keeps_its_own_functions():
+@pytest.mark.parametrize("inherited", [None, "{}", "no JSON"])
+def test_a_server_that_sglang_launches_keeps_its_own_functions(inherited):
+    """Nor does it take a variable for its launcher's that was there before it."""
     probe = (
         "import json, os; from sglang_hybrid.engine import backend; from sglang_hybrid.engine.surface import hooks\n"
+        "from sglang_hybrid.core.config import HybridConfig; from sglang_hybrid.engine.launch import preparation\n"
         "from sglang.srt.plugins import load_plugins; from sglang.srt.plugins.hook_registry import HookRegistry\n"
         "from sglang_hybrid.engine.surface.rows import full_name\n"
         "load_plugins()\n"
         "for_cpu = {full_name(row.target).replace(':', '.') for row in hooks.HOOKS if row.when == 'cpu'}\n"
         "try: backend.build_cache(None)\n"
         "except Exception as error: refused = str(error)\n"
-        "patched = set(HookRegistry._patched)\n"
-        "print(json.dumps([len(patched & for_cpu), sorted(patched - for_cpu), refused]))"
+        "patched, handed_on = set(HookRegistry._patched), HybridConfig.in_environment()\n"
+        "try: preparation.enter([], HybridConfig(), None)\n"
+        "except Exception as error: later = str(error)\n"
+        "print(json.dumps([len(patched & for_cpu), sorted(patched - for_cpu), handed_on, refused, later]))"
     )
     environment = {key: value for key, value in os.environ.items() if key != ENVIRONMENT_KEY}
+    environment |= {} if inherited is None else {ENVIRONMENT_KEY: inherited}
     environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", probe], env=environment, capture_output=True, text=True, timeout=1800, check=True
     )
-    for_cpu, others, refused = json.loads(done.stdout.splitlines()[-1])
+    for_cpu, others, handed_on, refused, later = json.loads(done.stdout.splitlines()[-1])
     assert for_cpu > 0
     assert others == []
+    assert not handed_on
     assert "sglang-hybrid serve" in refused
+    assert "start sglang_hybrid.Engine first" in later
 
 
 def test_nothing_is_hooked_where_nothing_was_installed():

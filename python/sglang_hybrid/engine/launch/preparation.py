@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
+from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import disaggregation, early, environment, rust, writable
 
 
@@ -23,7 +24,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
     # The plugin asks for it; and children may be copies of this process, with the hooks that are registered here.
-    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    config.leave()
     if platform.wants_cpu(rest):
         environment.default(cpu_profile.environment(config))
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # whatever it said: there is nothing else
@@ -34,9 +35,14 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
             early.check_model(seen)
             early.check_ranks(seen)
             early.check_memory(config, seen)
-    from sglang_hybrid.engine import compat
+    from sglang_hybrid.engine import backend, compat
 
     compat.check_engine()
+    if backend.left_alone:
+        raise ConfigError(
+            "SGLang loads its plugins once in a process, and something has started it here without this package; start "
+            f"sglang_hybrid.Engine first, or in a process of its own: {os.getpid()}"
+        )
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -67,7 +73,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
         disaggregation.note(namespace),
         rust.note(),
     )
-    os.environ[ENVIRONMENT_KEY] = config.to_json()
+    config.leave()
     fingerprint.leave(model.path, model.config)
     looks.leave()
     registration.verify()
