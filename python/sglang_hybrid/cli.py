@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.process import take_care_of_files
 
 if TYPE_CHECKING:
     from sglang_hybrid.core.spec import ModelSpec
@@ -63,12 +64,14 @@ def _serve(arguments: list[str]) -> int:
 
 
 def _cluster(arguments: list[str]) -> int:
+    take_care_of_files()
     from sglang_hybrid.cluster import local
 
     return local.main(arguments)
 
 
 def _route(arguments: list[str]) -> int:
+    take_care_of_files()
     from sglang_hybrid.cluster import route
 
     return route.main(arguments)

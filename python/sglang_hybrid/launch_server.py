@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.process import announce_parent, collect_as_usual, collect_rarely, die_with_announced_parent
+from sglang_hybrid.core.process import (
+    announce_parent,
+    collect_as_usual,
+    collect_rarely,
+    die_with_announced_parent,
+    take_care_of_files,
+)
 from sglang_hybrid.engine.launch import children, stop
 from sglang_hybrid.plugin import activate_platform
 
@@ -128,6 +134,7 @@ def _before_the_port_is_bound() -> None:
 
 
 if __name__ == "__main__":
+    take_care_of_files()
     children.keep_one_thread()
     stop.hold_back_in_children()
     collect_rarely()  # until the port is bound

@@ -7,9 +7,26 @@ import os
 import random
 import signal
 import socket
+import sys
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_KEY = "SGLANG_HYBRID_PARENT"
+
+
+def take_care_of_files() -> None:
+    """At the start of a server: what it opens is no standard stream, and nobody but its user writes what it makes.
+
+    Where a stream was closed before the start, the next file or connection takes its number, and gets what is written
+    to it; libraries end on there being none. SGLang's processes take what comes through their sockets for their own.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                while os.open(os.devnull, os.O_RDWR) < number:
+                    pass
+                os.set_inheritable(number, True)
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
+    os.umask(os.umask(0) | 0o022)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

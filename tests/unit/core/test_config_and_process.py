@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,22 @@ def test_a_spawned_child_without_its_announced_parent_exits_at_once() -> None:
         environment = {**os.environ, "SGLANG_HYBRID_PARENT": parent}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert (done.returncode, "went on" in done.stdout) == (status, status == 0)
+
+
+@pytest.mark.parametrize(("closed", "heard"), [("", 2), (">&-", 0), ("2>&-", 2), ("<&- >&- 2>&-", 0)])
+def test_a_server_without_streams_writes_into_no_file_of_its_own(closed: str, heard: int, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from sglang_hybrid.core.process import take_care_of_files; take_care_of_files()\n"
+        "made = open(sys.argv[1], 'w'); print('said'); print('said', file=sys.stderr)\n"
+        "os.system('echo said; echo said >&2')\n"  # what libraries and children write
+        "sys.stdout.isatty(), sys.stderr.isatty(), sys.stdin.read()"
+    )
+    file = tmp_path / "file"
+    command = ["sh", "-c", f'umask 000; exec "$0" -c "$1" "$2" {closed}', sys.executable, code, str(file)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert file.read_text() == ""
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert done.stdout == "said\n" * heard
 
 
 def test_configuration_survives_the_environment() -> None:

@@ -74,6 +74,11 @@ def test_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture[str]) -> 
     assert f"{importlib.metadata.version('sglang')}, all that is used of it is there" in capsys.readouterr().out
 
 
+def test_doctor_reads_a_list_of_plugins_as_sglang_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", "another, sglang_hybrid")
+    assert doctor._entry_points().problem is None
+
+
 def test_doctor_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(check, "USES", (Use("gone:name", IMPORT, "cache.build", EVERY),))
     monkeypatch.setenv("SGLANG_PLUGINS", "another")

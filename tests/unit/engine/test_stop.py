@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -157,6 +158,27 @@ with stop.quick_end():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (status, "")
     assert (tmp_path / "socket").exists() == left
+
+
+@pytest.mark.parametrize("streams", ["sys.stdout = None", "os.dup2(pipe, 1)", "os.dup2(full, 1)", "sys.stderr.close()"])
+def test_a_server_that_cannot_go_on_ends_wherever_its_output_goes(streams: str) -> None:
+    """It went on without its children: what is raised in a handler of a signal is only logged by an event loop."""
+    script = f"""
+import os, sys
+from sglang_hybrid.engine.launch import stop
+there, pipe = os.pipe()
+os.close(there)
+full = os.open("/dev/full", os.O_WRONLY)
+{streams}
+try:
+    print("kept in a buffer", file=sys.stdout or open(os.devnull, "w"))
+    stop.end_with_status(lambda *_, **__: None, os.getpid())
+finally:
+    os._exit(7)
+"""
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE)
+    assert done.returncode == stop.DIED
 
 
 def test_a_closed_terminal_is_not_for_the_children() -> None:

@@ -138,7 +138,7 @@ def _entry_points() -> Finding:
             ", ".join(found) or "none",
             "install this package again: pip install -e .",
         )
-    if allowed and "sglang_hybrid" not in allowed.split(","):
+    if allowed and "sglang_hybrid" not in map(str.strip, allowed.split(",")):
         return Finding("entry points", ", ".join(found), f"SGLANG_PLUGINS must name sglang_hybrid: {allowed}")
     return Finding("entry points", ", ".join(found))
 

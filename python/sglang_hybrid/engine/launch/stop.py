@@ -142,6 +142,7 @@ def end_with_status(original: Callable[..., Any], pid: int | None, include_paren
     with suppress(RuntimeError):  # one is not gone in time
         original(pid, include_parent=False, wait_timeout=_PATIENCE_S)
     leftovers.remove()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # it was closed before the start; nobody reads; no room
+            stream.flush()
     os._exit(DIED)
