@@ -195,6 +195,12 @@ def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:
             "our cache evicts by --hybrid-policy, not by this; drop it, or let SGLang evict with --hybrid-policy lru: "
             f"--radix-eviction-policy {order}"
         )
+    cap = getattr(asked, "mamba_max_states_per_path", -1)  # since 0.5.21
+    if ours and cap > 0:  # the end of an answer would evict that of its prompt, which the same prompt resumes from
+        raise ConfigError(
+            "our cache keeps the states that save the most, and a cap takes those of prompts from it; drop it, or add "
+            f"--hybrid-backend stock: --mamba-max-states-per-path {cap}"
+        )
 
 
 def _check_context_parallel(namespace: Any, config: HybridConfig, model: Model) -> None:
