@@ -40,6 +40,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
     [
         ("--detokenizer-worker-num 2", "add --tokenizer-worker-num 2 or drop: --detokenizer-worker-num 2"),
         ("--detokenizer-worker-num 2 --tokenizer-worker-num 2", ""),
+        ("--use-ray", "for replicas, and drop: --use-ray"),
         ("--grpc-port 6000", "would end this server; unset SGLANG_GRPC_PORT or drop: --grpc-port 6000"),
         ("--dcp-size 2 --tp-size 2", "drop it or add --hybrid-backend stock: --dcp-size 2"),
         ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),

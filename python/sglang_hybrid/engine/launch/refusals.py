@@ -64,6 +64,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_order(asked, config, model)
     _check_context_parallel(namespace, config, model)
     _check_detokenizers(namespace)
+    _check_actors(namespace)
     _check_delayer(namespace, on_cpu)
     _check_experts(namespace, config)
     _check_pooling(namespace, model)
@@ -210,6 +211,14 @@ def _check_context_parallel(namespace: Any, config: HybridConfig, model: Model) 
         raise ConfigError(
             "our cache saves states at tokens where no page of several context-parallel ranks ends, and answers would "
             f"be wrong; drop it or add --hybrid-backend stock: --dcp-size {ranks}"
+        )
+
+
+def _check_actors(namespace: Any) -> None:
+    if getattr(namespace, "use_ray", False):
+        raise ConfigError(
+            "SGLang's Ray actors load no plugins, so this package would not be in them; start a process per rank, or "
+            "sglang-hybrid cluster for replicas, and drop: --use-ray"
         )
 
 
