@@ -1,8 +1,9 @@
-"""What streaming sessions keep between their turns is given up where nobody could run beside it."""
+"""Streaming sessions: what they keep between turns goes where nobody could run beside it; turns that never ran end."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.cache.hooks import coordinator_of
@@ -48,3 +49,19 @@ def _last_waiting(scheduler: Any) -> str | None:
                 continue
             return str(req.session.session_id)
     return None
+
+
+def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of what drops requests from the queue, or before it: turns among them are no longer under way.
+
+    SGLang lets a session have one turn at a time and waits for it before it closes the session; that of a client that
+    hung up in the queue would never end. One that was refused beside another, which runs, has `to_finish` set.
+    """
+    turns = [req for req in (*scheduler.waiting_queue, *args) if streams(req) and req.to_finish is None]
+    dropped = original(scheduler, *args, **kwargs)
+    waiting = {id(req) for req in scheduler.waiting_queue}
+    for req in turns:
+        session = req.session  # None where SGLang has let it go
+        if session is not None and (dropped is True if req in args else id(req) not in waiting):
+            session.abort_req()
+    return dropped

@@ -157,6 +157,8 @@ HOOKS: tuple[Hook, ...] = (
         before="0.5.23",
     ),
     Hook("srt.managers.scheduler:Scheduler._get_new_batch_prefill_raw", "AFTER", "cache.sessions:relieve", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),

@@ -1,0 +1,43 @@
+"""Turns of streaming sessions that leave the queue without having run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.engine.cache.sessions import end_turns
+
+
+def _turn(session: Any, refused: bool = False) -> Any:
+    return SimpleNamespace(session=session, to_finish="in flight" if refused else None)
+
+
+def _session() -> Any:
+    from sglang.srt.session.session_controller import Session
+
+    session = Session(1000, "s", streaming=True)
+    session._inflight = True
+    return session
+
+
+def test_a_turn_that_leaves_the_queue_is_over() -> None:
+    """Its session would take no other turn, and could not be closed."""
+    gone, stays, beside = _session(), _session(), _session()
+    plain = SimpleNamespace(session=None, to_finish=None)
+    scheduler = SimpleNamespace(waiting_queue=[_turn(gone), _turn(stays), _turn(beside, refused=True), plain])
+
+    def original(scheduler: Any, message: Any) -> None:
+        assert message.abort_all
+        del scheduler.waiting_queue[2:], scheduler.waiting_queue[0]
+
+    end_turns(original, scheduler, SimpleNamespace(abort_all=True))
+    assert [each._inflight for each in (gone, stays, beside)] == [False, True, True], "beside: another turn of it runs"
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_turn_that_finds_the_queue_full_is_over(dropped: bool) -> None:
+    session = _session()
+    assert end_turns(lambda *_: dropped, SimpleNamespace(waiting_queue=[]), _turn(session)) is dropped
+    assert session._inflight is not dropped
