@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.cache.sessions import end_turns
+from sglang_hybrid.engine.cache import clock
+from sglang_hybrid.engine.cache.sessions import end_turns, is_timed_out, reap
 
 
 def _turn(session: Any, refused: bool = False) -> Any:
@@ -41,3 +42,26 @@ def test_a_turn_that_finds_the_queue_full_is_over(dropped: bool) -> None:
     session = _session()
     assert end_turns(lambda *_: dropped, SimpleNamespace(waiting_queue=[]), _turn(session)) is dropped
     assert session._inflight is not dropped
+
+
+def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their own clocks one would have the memory of a session before another, and run another batch."""
+    from sglang.srt.session.session_controller import SessionController
+
+    shared = clock.RankClock()
+    monkeypatch.setattr(clock, "_clock", shared)
+    controller, closed = SessionController(None), list[str]()
+    monkeypatch.setattr(controller, "_close", closed.append)
+    session = controller.sessions["s"] = _session()
+    for now in (5.0, 5.1):  # a tenth of a second apart
+        session.close_on_finish = True
+        reap(controller)
+        controller.maybe_reap(now)
+    assert closed == ["s", "s"]
+    session.timeout, session.last_active_time = 10.0, -1e9
+    told = []
+    for seconds, used in ((100.0, 1.0), (109.0, 1.0), (111.0, 1.0), (112.0, 2.0), (123.0, 2.0)):
+        session.last_active_time = used
+        shared.receive([clock.Stamp(seconds)])
+        told.append(is_timed_out(lambda _: pytest.fail("by its own clock"), session))
+    assert told == [False, False, True, False, True]

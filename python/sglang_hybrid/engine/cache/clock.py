@@ -60,6 +60,11 @@ def share(clock: RankClock) -> RankClock:
     return clock
 
 
+def shared() -> RankClock | None:
+    """The clock of several ranks; None where there is one rank, whose own clock does."""
+    return _clock
+
+
 def stamp(received: list[Any] | None, *_: Any) -> None:
     """A rank took requests in. What came through an earlier pipeline stage has its stamp already."""
     if _clock is not None and received and not any(isinstance(item, Stamp) for item in received):

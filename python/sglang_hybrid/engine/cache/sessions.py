@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine.cache import clock
 from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.cache.requests import streams
 
@@ -65,3 +66,24 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
         if session is not None and (dropped is True if req in args else id(req) not in waiting):
             session.abort_req()
     return dropped
+
+
+def reap(controller: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook of SessionController.maybe_reap: with several ranks it acts in every step, which they take together.
+
+    SGLang does it once a second by the clock of each rank: one has the memory of a closed session before another,
+    admits other requests, and the server ends.
+    """
+    if clock.shared() is not None:
+        controller._last_reap_time = float("-inf")
+
+
+def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
+    """AROUND hook of Session.is_timed_out: with several ranks by the clock that they share."""
+    time = clock.shared()
+    if time is None or session.timeout is None:
+        return original(session)
+    used, since_s = getattr(session, "hybrid_used", (None, 0.0))
+    if used != session.last_active_time:  # of this rank's own clock; that it changed is known to all
+        used, since_s = session.hybrid_used = (session.last_active_time, time.now())
+    return time.now() - since_s > session.timeout

@@ -19,6 +19,7 @@ _KDA = _LINEAR + "kda_backend:"
 _PREFILL_GRAPH = "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner.can_run_graph"
 _LATENT_METHOD = "srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
+_SESSIONS = "srt.session.session_controller:"
 _ADAPTERS = "srt.lora.backend.torch_backend:TorchNativeLoRABackend."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
@@ -157,6 +158,8 @@ HOOKS: tuple[Hook, ...] = (
         before="0.5.23",
     ),
     Hook("srt.managers.scheduler:Scheduler._get_new_batch_prefill_raw", "AFTER", "cache.sessions:relieve", SCHEDULER),
+    Hook(_SESSIONS + "SessionController.maybe_reap", "BEFORE", "cache.sessions:reap", SCHEDULER),
+    Hook(_SESSIONS + "Session.is_timed_out", "AROUND", "cache.sessions:is_timed_out", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),

@@ -193,6 +193,7 @@ USES: tuple[Use, ...] = (
     Use("srt.managers.io_struct:_USE_PICKLE_IPC", PRIVATE, "frontend.ids", SCHEDULER),
     Use("srt.managers.io_struct:GenerateReqInput._sub_obj_cache", PRIVATE, "frontend.requests", HTTP),
     Use("srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog", PRIVATE, "backend", HTTP),
+    Use("srt.session.session_controller:SessionController._last_reap_time", PRIVATE, "cache.sessions", SCHEDULER),
     Use("srt.lora.lora_registry:LoRARegistry._counters", PRIVATE, "frontend.adapters", HTTP),
     Use("srt.utils.watchdog:SubprocessWatchdog._names", PRIVATE, "backend launch.replicas", HTTP),
     Use("srt.utils.watchdog:SubprocessWatchdog._processes", PRIVATE, "backend launch.replicas", HTTP),
