@@ -93,7 +93,7 @@ def _hand_over(arguments: list[str]) -> int:
     finally:
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
         kill_process_tree(os.getpid(), include_parent=False)
-    return 0
+    return stop.status()
 
 
 @contextmanager

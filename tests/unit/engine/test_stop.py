@@ -198,14 +198,20 @@ def test_the_first_of_several_http_processes_keeps_what_says_that_a_process_died
     script = """
 import signal
 from types import SimpleNamespace
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 from sglang_hybrid.engine.launch import stop
 def ends(number, frame): pass
 signal.signal(signal.SIGQUIT, ends)
-stop.keep_handlers(Multiprocess.__init__, Multiprocess.__new__(Multiprocess), SimpleNamespace(workers=2), [])
+supervisor = Multiprocess.__new__(Multiprocess)
+stop.keep_handlers(Multiprocess.__init__, supervisor, SimpleNamespace(workers=2), [])
 assert signal.getsignal(signal.SIGQUIT) is ends
 assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "that one is uvicorn's"
+supervisor.processes += [SimpleNamespace(exitcode=0), SimpleNamespace(exitcode=None)]
+assert stop.status() == 0
+supervisor.processes += [SimpleNamespace(exitcode=STARTUP_FAILURE)]
+assert stop.status() == stop.DIED, "a worker never served"
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 

@@ -65,6 +65,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_context_parallel(namespace, config, model)
     _check_detokenizers(namespace)
     _check_actors(namespace)
+    _check_keys(namespace)
     _check_delayer(namespace, on_cpu)
     _check_experts(namespace, config)
     _check_pooling(namespace, model)
@@ -230,6 +231,18 @@ def _check_detokenizers(namespace: Any) -> None:
             "with several detokenizers and one HTTP process SGLang ends at the first request; add "
             f"--tokenizer-worker-num 2 or drop: --detokenizer-worker-num {count}"
         )
+
+
+def _check_keys(namespace: Any) -> None:
+    """Of several HTTP processes none asks for a key: with one for clients each ends, after the model was loaded; one
+    for administrators guards nothing (0.5.21 and 0.5.23)."""
+    count = namespace.tokenizer_worker_num or 1
+    for name in ("api_key", "admin_api_key"):
+        if count > 1 and getattr(namespace, name, None):
+            raise ConfigError(
+                "SGLang asks for keys with one HTTP process only; let a proxy ask for them and drop this, or drop "
+                f"--tokenizer-worker-num {count}: {spelled(name)}"
+            )
 
 
 def _check_delayer(namespace: Any, on_cpu: bool) -> None:

@@ -24,10 +24,15 @@ INTERRUPTED = 130
 DIED = 1
 """Exit status of a server that cannot go on."""
 
+_NEVER_STARTED = 3
+"""Exit status of uvicorn's."""
+
 _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
 _PATIENCE_S = 10
 _missed: list[int] = []
+_supervisors: list[Any] = []
+"""uvicorn's, of HTTP workers."""
 
 
 def hold_back_in_children() -> None:
@@ -126,8 +131,15 @@ def keep_handlers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> No
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGQUIT, signal.SIGHUP)}
     original(*args, **kwargs)
+    _supervisors.append(args[0])
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def status() -> int:
+    """With which a server ends that nothing has killed: uvicorn says nothing of a worker that never served."""
+    workers = [worker for supervisor in _supervisors for worker in supervisor.processes]
+    return DIED if any(worker.exitcode == _NEVER_STARTED for worker in workers) else 0
 
 
 def end_with_status(original: Callable[..., Any], pid: int | None, include_parent: bool = True, **others: Any) -> Any:
