@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -214,6 +216,26 @@ supervisor.processes += [SimpleNamespace(exitcode=STARTUP_FAILURE)]
 assert stop.status() == stop.DIED, "a worker never served"
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(
+    ("does", "told", "said"),
+    [("conn.recv(); conn.send(True); time.sleep(900)", [], True), ("conn.recv()", [], False),
+     ("time.sleep(900)", [signal.SIGTERM], True)],
+)  # fmt: skip
+def test_nobody_waits_for_the_answer_of_a_worker_that_ends(
+    does: str, told: list[int], said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=exec, args=(does, {"conn": its, "time": time}))
+    process.start()
+    monkeypatch.setattr(stop, "_supervisors", [SimpleNamespace(signal_queue=told)])
+    try:
+        worker = SimpleNamespace(parent_conn=ours, process=process)
+        assert stop.answers(lambda *_: True, worker, 1e9) is said
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_the_handler_of_before_is_restored() -> None:

@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from pickle import UnpicklingError
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
@@ -30,6 +32,7 @@ _NEVER_STARTED = 3
 _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
 _PATIENCE_S = 10
+_LOOK_S = 0.5
 _missed: list[int] = []
 _supervisors: list[Any] = []
 """uvicorn's, of HTTP workers."""
@@ -134,6 +137,26 @@ def keep_handlers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> No
     _supervisors.append(args[0])
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def answers(_: Callable[..., bool], worker: Any, timeout: float = 5) -> bool:
+    """AROUND hook of uvicorn's Process.ping, which waits all of `timeout` for one that ends instead of answering.
+
+    The two minutes that an import may take are two minutes without a worker then. Nor do signals wait for an answer.
+    """
+    waited_s = 0.0
+    with suppress(OSError, EOFError, UnpicklingError):
+        worker.parent_conn.send(b"ping")
+        while not wait([worker.parent_conn, worker.process.sentinel], _LOOK_S):
+            waited_s += _LOOK_S
+            if any(supervisor.signal_queue for supervisor in _supervisors):
+                return True
+            if waited_s >= timeout:
+                return False
+        if worker.parent_conn.poll():
+            worker.parent_conn.recv()
+            return True
+    return False
 
 
 def status() -> int:

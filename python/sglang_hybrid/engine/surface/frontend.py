@@ -128,6 +128,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
+    Hook("uvicorn.supervisors.multiprocess:Process.ping", "AROUND", "launch.stop:answers", HTTP),
     Hook("srt.entrypoints.http_server:_wait_and_warmup", "AROUND", "frontend.drain:warm_up", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.sigterm_watchdog", "AROUND", "frontend.drain:drain", HTTP),
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
