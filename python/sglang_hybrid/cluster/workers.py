@@ -247,6 +247,8 @@ class Workers:
         model = str(info.get("served_model_name") or info.get("model_path") or "")
         fingerprint = str(info.get("model_fingerprint") or "")
         others = [other for other in self._there if other is not worker]
+        if server and (same := next((other for other in others if other.server == server), None)) is not None:
+            raise ValueError(f"it is the same server as {same}: name it once, or it counts for two")
         if not others:  # nobody to agree with
             self._model, self._fingerprint, self.index = model, fingerprint, None
         if model != self._model:

@@ -82,6 +82,20 @@ def test_another_server_behind_an_address_is_met_anew() -> None:
     asyncio.run(run())
 
 
+def test_one_server_under_two_names_is_one_worker() -> None:
+    async def run() -> None:
+        one, two = FakeWorker(server_name="a"), FakeWorker(server_name="a")
+        async with cluster(one, two) as (url, client, workers):
+            [left_out] = [worker for worker in workers.all.values() if not worker.healthy]
+            assert "it is the same server as http://" in left_out.why
+            assert (await said(client, url))[0] == 200
+            [kept] = workers.healthy
+            (one if kept.url == one.url else two).well = False
+            await until(lambda: left_out.healthy)
+
+    asyncio.run(run())
+
+
 def test_another_model_behind_an_address_is_left_out() -> None:
     async def run() -> None:
         one, two = FakeWorker(server_name="a"), FakeWorker(server_name="b")
