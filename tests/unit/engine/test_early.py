@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -214,3 +215,9 @@ def test_what_a_file_of_sglang_says_is_given(tmp_path: Path) -> None:
     file.write_text("hybrid-policy: lru\n")
     with pytest.raises(ConfigError, match="has no settings of ours; use --hybrid-config: --hybrid-policy"):
         flags.parse_engine(line)
+
+
+def test_a_machine_without_lscpu_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="install util-linux.*" + re.escape(str(tmp_path))):
+        early.check_programs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ def check_memory(config: HybridConfig, namespace: Any, limit: Path = _MEMORY_LIM
 def _replicas(namespace: Any) -> int:
     """Copies of the model; data-parallel attention shares the ranks of one out, and adds none."""
     return 1 if namespace.enable_dp_attention else int(namespace.dp_size)
+
+
+def check_programs() -> None:
+    """On a CPU: raise ConfigError without the program that SGLang asks for cores; it would end in a traceback."""
+    if shutil.which("lscpu") is None:
+        raise ConfigError(
+            "SGLang asks lscpu for the cores of this machine; install util-linux, or put it into PATH: "
+            f"{os.environ.get('PATH', '')}"
+        )
 
 
 def check_ranks(namespace: Any, environment: Mapping[str, str] = os.environ, nodes: Path = _NODES) -> None:

@@ -32,6 +32,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
 
         cpu.install()
         if seen is not None:
+            early.check_programs()
             early.check_model(seen)
             early.check_ranks(seen)
             early.check_memory(config, seen)
