@@ -60,6 +60,8 @@ def test_entries_are_those_of_the_same_weights_types_and_layout(monkeypatch: pyt
     assert name(controller()) == mine
     assert name(controller(dtype="bfloat16")) != mine
     assert name(controller(layout="page_first_direct")) != mine
+    alone = SimpleNamespace(mem_pool_host=controller().mem_pool_host.entries[0].host_pool)
+    assert name(alone) == mine, "a pool that is in no group"
     monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "bb")
     assert name(controller()) != mine
 

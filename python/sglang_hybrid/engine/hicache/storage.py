@@ -62,7 +62,8 @@ def weights_change(*_: Any, **__: Any) -> None:
 
 def name(config: Any, controller: Any, *_: Any, **__: Any) -> Any:
     """AFTER hook of HiCacheController._generate_storage_config: entries are of these weights, types and this layout."""
-    pools = [(str(entry.name), entry.host_pool) for entry in controller.mem_pool_host.entries]
+    held = controller.mem_pool_host  # of a pair's server that decodes, or without recurrent states, one pool
+    pools = [(str(entry.name), entry.host_pool) for entry in getattr(held, "entries", ())] or [("kv", held)]
     kinds = ("dtype", "conv_dtype", "temporal_dtype", "layout", "size_per_token")
     shapes = sorted((pool, *(str(getattr(host, kind, None)) for kind in kinds)) for pool, host in pools)
     known = [os.environ.get(FINGERPRINT), shapes]
@@ -73,7 +74,7 @@ def name(config: Any, controller: Any, *_: Any, **__: Any) -> Any:
 
 
 def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of HybridCacheController.attach_storage_backend."""
+    """AFTER hook of HiCacheController.attach_storage_backend."""
     storage, attached = controller.storage_backend, _updates
     failures = _Failures(type(storage).__name__)
     for method, nothing in NOTHING.items():

@@ -8,7 +8,6 @@ from sglang_hybrid.engine.surface.rows import SCHEDULER, Hook, Replaced
 HOST_POOLS = "srt.mem_cache.pool_host."
 """Pools in host memory."""
 _CONTROLLER = "srt.managers.cache_controller:HiCacheController."
-_HYBRID_CONTROLLER = "srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController."
 
 HICACHE: tuple[Hook, ...] = (
     Hook(
@@ -32,7 +31,7 @@ HICACHE: tuple[Hook, ...] = (
     ),
     Hook(UPDATER + "_observe_weight_load", "BEFORE", "hicache.storage:weights_change", SCHEDULER, since="0.5.21"),
     Hook(_CONTROLLER + "_generate_storage_config", "AFTER", "hicache.storage:name", SCHEDULER, since="0.5.21"),
-    Hook(_HYBRID_CONTROLLER + "attach_storage_backend", "AFTER", "hicache.storage:guard", SCHEDULER, since="0.5.21"),
+    Hook(_CONTROLLER + "attach_storage_backend", "AFTER", "hicache.storage:guard", SCHEDULER, since="0.5.21"),
 )
 
 HICACHE_REPLACED: tuple[Replaced, ...] = (
