@@ -98,3 +98,13 @@ def test_states_lie_page_by_page(tmp_path: Path) -> None:
         else:
             with pytest.raises(ConfigError, match="page by page"):
                 checks.check(argparse.Namespace(**settings), model, False)
+
+
+@pytest.mark.parametrize(("policy", "told"), [("best_effort", True), ("timeout", False), ("wait_complete", False)])
+def test_a_policy_that_serves_nothing_from_storage_is_named(tmp_path: Path, policy: str, told: bool) -> None:
+    storage = ("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", policy)
+    folder = write(tmp_path, QWEN3_NEXT)
+    namespace = flags.parse_engine(["--model-path", str(folder), "--enable-hierarchical-cache", *storage])
+    model = preflight.inspect_model(argparse.Namespace(model_path=str(folder), load_format="auto"))
+    note = checks.note(namespace, model)
+    assert ("best_effort" in note) == told

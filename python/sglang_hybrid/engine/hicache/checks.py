@@ -50,6 +50,18 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         require_version()
 
 
+def note(namespace: Any, model: Model) -> str:
+    """What a server with such storage should know; "" for nothing."""
+    waits = namespace.hicache_storage_prefetch_policy != "best_effort"
+    if namespace.hicache_storage_backend is None or waits or model.spec is None or not model.spec.checkpoint_bytes:
+        return ""
+    return (
+        "with --hicache-storage-prefetch-policy best_effort a request that need not queue is served nothing from "
+        "storage: its prefix is of no use without the state at its end, which is read last; timeout and wait_complete "
+        "wait for it"
+    )
+
+
 def require_version() -> None:
     """Raise ConfigError unless what our cache guards a restore with was made for this SGLang (`tier.py`)."""
     if not compat.complete():

@@ -56,6 +56,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     for the processes to come.
     """
     from sglang_hybrid.engine.frontend import looks
+    from sglang_hybrid.engine.hicache import checks
     from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots
     from sglang_hybrid.engine.surface import registration
 
@@ -73,6 +74,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
         graphs.note(final[len(rest) :], model),
         disaggregation.note(namespace),
         rust.note(),
+        checks.note(namespace, model),
     )
     config.leave()
     fingerprint.leave(model.path, model.config)
