@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,7 @@ def test_a_server_that_starts_anew_serves_what_was_stored_and_damage_is_a_miss(
     assert "Short read" in log.read_text()
 
 
-def test_what_other_weights_stored_is_not_served(
-    models: Callable[[str], Path], folder: Path, prompts: list[list[int]], tmp_path: Path
-) -> None:
+def test_what_other_weights_stored_is_not_served(folder: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     """Other weights at the same path, and weights that change while the server runs."""
     kept, old = tmp_path / "kept", tmp_path / "old"
     shutil.copytree(folder, old)

@@ -232,7 +232,7 @@ def test_adapters_with_data_parallel_attention() -> None:
 
     def check(on_cpu: bool, **given: Any) -> None:
         asked = {"enable_lora": True, "lora_paths": None, "lora_backend": "triton", "dp_size": 1, **given}
-        refusals._check_adapters(argparse.Namespace(**asked), on_cpu)
+        adapters.check_groups(argparse.Namespace(**asked), on_cpu)
 
     with pytest.raises(ConfigError, match="alone: 2 groups, --lora-backend torch_native"):
         check(True, **two, lora_backend="torch_native")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch.flags import attention_groups
 from sglang_hybrid.engine.launch.preflight import Model
 
 _STACKED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
@@ -34,6 +36,19 @@ def check(namespace: Any, model: Model) -> None:
                 "adapters of experts run on a GPU only; give adapters of attention (o_proj) or of one of gate_up_proj "
                 f"and down_proj: {flag}"
             )
+
+
+def check_groups(namespace: Any, on_cpu: bool) -> None:
+    """Raise ConfigError for adapters with data-parallel attention where SGLang has none: it ends in a traceback."""
+    groups = attention_groups(namespace)
+    if groups < 2 or not (namespace.enable_lora or namespace.lora_paths) or not compat.at_least("0.5.21"):
+        return
+    if on_cpu or namespace.lora_backend != "triton":
+        remedy = "use --dp-size or --tp-size alone" if on_cpu else "add --lora-backend triton"
+        raise ConfigError(
+            "SGLang has adapters (LoRA) with data-parallel attention in Triton only, on a GPU; "
+            f"{remedy}: {groups} groups, --lora-backend {namespace.lora_backend}"
+        )
 
 
 def _check_widened(namespace: Any, model: Model) -> None:

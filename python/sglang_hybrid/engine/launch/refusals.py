@@ -10,7 +10,6 @@ from typing import Any
 from sglang_hybrid.core import quantized
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cpu import sgl_kernel
 from sglang_hybrid.engine.launch import adapters, misread, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
@@ -60,7 +59,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     misread.check(namespace, model)
     _check_stages(namespace, model)
     _check_groups(namespace, model)
-    _check_adapters(namespace, on_cpu)
+    adapters.check_groups(namespace, on_cpu)
     _check_order(asked, config, model)
     _check_context_parallel(namespace, config, model)
     _check_detokenizers(namespace)
@@ -173,19 +172,6 @@ def _check_groups(namespace: Any, model: Model) -> None:
     raise ConfigError(
         f"SGLang has no data-parallel attention for {model.architecture}; use --tp-size without it: {given} {count}"
     )
-
-
-def _check_adapters(namespace: Any, on_cpu: bool) -> None:
-    """SGLang ends with a traceback, the weights loaded."""
-    groups = attention_groups(namespace)
-    if groups < 2 or not (namespace.enable_lora or namespace.lora_paths) or not compat.at_least("0.5.21"):
-        return
-    if on_cpu or namespace.lora_backend != "triton":
-        remedy = "use --dp-size or --tp-size alone" if on_cpu else "add --lora-backend triton"
-        raise ConfigError(
-            "SGLang has adapters (LoRA) with data-parallel attention in Triton only, on a GPU; "
-            f"{remedy}: {groups} groups, --lora-backend {namespace.lora_backend}"
-        )
 
 
 def _check_order(asked: Any, config: HybridConfig, model: Model) -> None:
