@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend import looks
@@ -96,6 +98,38 @@ def test_a_failure_is_a_miss_and_is_said_once_in_a_while(caplog: pytest.LogCaptu
     [said] = [record.getMessage() for record in caplog.records]
     assert "Broken failed" in said
     assert "the disk is gone" in said
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_file_that_was_cut_is_written_again(tmp_path: Path, remembered: bool) -> None:
+    """SGLang writes no file that is there: the prefix behind it would miss for ever."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+
+    config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m", extra_config={"metadata_ttl": 600})
+    config.extra_config["enable_metadata_cache"] = remembered
+    backend = HiCacheFile(config, str(tmp_path / "kept"))
+    storage.guard(None, made := controller(backend=backend))
+    page, room, asked = torch.arange(8.0), torch.zeros(8), made.storage_backend
+    assert asked.set("a", page)
+    [file] = (tmp_path / "kept").glob("*.bin")
+    file.write_bytes(file.read_bytes()[:5])
+    assert asked.get("a", room) is None
+    assert not asked.exists("a")
+    assert asked.set("a", page)
+    assert torch.equal(asked.get("a", room), page)
+
+
+def test_a_file_that_could_not_be_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+
+    backend = HiCacheFile(HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m"), str(tmp_path / "kept"))
+    storage.guard(None, made := controller(backend=backend))
+    asked = made.storage_backend
+    assert asked.set("a", torch.arange(8.0))
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", Broken().fail)
+        assert asked.get("a", torch.zeros(8)) is None
+    assert torch.equal(asked.get("a", torch.zeros(8)), torch.arange(8.0))
 
 
 def test_what_other_weights_computed_is_neither_read_nor_added_to(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,10 +15,14 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.engine.frontend.looks import ENVIRONMENT_KEY as SERVER
 from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 SAID_EVERY_S = 10.0
 
@@ -80,6 +84,31 @@ def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
     for method, nothing in NOTHING.items():
         if hasattr(storage, method):
             setattr(storage, method, _guarded(getattr(storage, method), nothing, attached, failures))
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+
+    if isinstance(storage, HiCacheFile):
+        storage.get = _removing(storage, storage.get)
+
+
+def _removing(storage: HiCacheFile, get: Callable[..., Any]) -> Callable[..., Any]:
+    """`get` of a folder of files that removes files of another size: those that are there are never written again."""
+
+    def removing(key: str, target_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = get(key, target_location, *args, **kwargs)
+        if found is None and target_location is not None:
+            suffixed = storage._get_suffixed_key(key)
+            file, size = Path(storage.file_path, f"{suffixed}.bin"), target_location.nbytes
+            try:
+                if file.stat().st_size == size:  # no damage: too many open files, or removed and written meanwhile
+                    return None
+                file.unlink()
+            except OSError:
+                return None
+            if storage.metadata_cache is not None:
+                storage.metadata_cache.remove(suffixed)
+        return found
+
+    return removing
 
 
 def _guarded(
