@@ -54,6 +54,9 @@ ENDS = {
     "a pattern that backtracks for ever": native({"stop_regex": "(a+)+b", "logit_bias": {"67": 100}}),
     "another": chat(stop_regex="a?" * 30 + "b"),
     "embeddings from outside": native(positional_embed_overrides={"a": 1}),
+    "places of tokens behind a cached prefix": native(
+        {"max_new_tokens": 0}, token_indices_to_pool=[1], return_logprob=True, token_ids_logprob=[5]
+    ),
     "an adapter's id from outside": native(lora_id=[]),
 }
 """Each of these ends a process of SGLang 0.5.21, or keeps its scheduler busy for ever."""

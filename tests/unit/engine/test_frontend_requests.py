@@ -155,7 +155,9 @@ def test_requests_that_harm_are_refused(fields: dict[str, Any], words: str) -> N
 
 def manager(multimodal: bool = False) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(vocab_size=VOCABULARY, is_multimodal=multimodal), context_len=32_768
+        model_config=SimpleNamespace(vocab_size=VOCABULARY, is_multimodal=multimodal),
+        context_len=32_768,
+        server_args=SimpleNamespace(disable_radix_cache=False, chunked_prefill_size=-1),
     )
 
 
@@ -214,6 +216,7 @@ def test_placeholders_that_sglang_puts_for_an_image_are_its_own() -> None:
     [
         ({}, [], "at least one token"),
         ({"token_indices_to_pool": [3]}, [5, 6, 7], "token_indices_to_pool are positions in the prompt"),
+        ({"token_indices_to_pool": [2]}, [5, 6, 7], "start the server with --disable-radix-cache"),
         ({"sampling_params": {"n": 64}}, [5] * (limits.TOKENS // 64 + 1), "a prompt times its samples"),
         (
             {"return_logprob": True, "top_logprobs_num": 320, "sampling_params": {"max_new_tokens": 60_000, "n": 2}},

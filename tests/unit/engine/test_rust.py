@@ -72,17 +72,19 @@ def came(sampling: dict[str, Any] | None = None, **fields: Any) -> Any:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     given = {"rid": "r", "input_ids": array("q", [3, 4, 5]), "return_logprob": False, "logprob_start_len": -1}
-    given |= {"top_logprobs_num": 0, "token_ids_logprob": None, "priority": None, "extra_key": None}
+    given |= dict.fromkeys(("token_ids_logprob", "token_indices_to_pool", "priority", "extra_key"))
+    given["top_logprobs_num"] = 0
     return SimpleNamespace(**{**given, "sampling_params": SamplingParams(**sampling or {}), **fields})
 
 
 MODEL = SimpleNamespace(vocab_size=320, context_len=4096, is_multimodal=False)
+ARGS = SimpleNamespace(disable_radix_cache=False, chunked_prefill_size=-1)
 
 
 def required(obj: Any) -> None:
     server = SimpleNamespace()
     hooks.meet(None, SimpleNamespace(rust_server=None))
-    hooks.meet(None, SimpleNamespace(rust_server=server, model_config=MODEL))
+    hooks.meet(None, SimpleNamespace(rust_server=server, model_config=MODEL, server_args=ARGS))
     hooks.require(None, server, obj, {})
 
 
@@ -92,6 +94,7 @@ def required(obj: Any) -> None:
         ({}, {"top_logprobs_num": 321}, "from 0 to 320: 321"),
         ({}, {"input_ids": array("q", [320])}, "0 to 319: 320"),
         ({}, {"input_ids": array("q", [-1])}, "0 to 319: -1"),
+        ({}, {"token_indices_to_pool": [1]}, "start the server with --disable-radix-cache"),
         ({}, {"rid": "r" * 257}, "rid has 1 to 256 characters"),
         ({}, {"extra_key": "k" * 1025}, "extra_key is a text"),
         ({}, {"priority": 2**31}, "priority is a whole number"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.boundaries import named
 from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, require_ids, shown
@@ -37,6 +38,8 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
         positions = getattr(obj, name, None)
         if positions and not 0 <= min(positions) <= max(positions) < len(ids):
             raise ConfigError(f"{name} are positions in the prompt, which has {len(ids)} tokens: {shown(positions)}")
+    if positions := getattr(obj, "token_indices_to_pool", None):
+        _require_whole_prompts(manager, positions)
     params = obj.sampling_params or {}
     samples = params.get("n", 1)
     if len(ids) * samples > TOKENS:
@@ -64,6 +67,19 @@ def require_embeds(given: Any, model_config: Any) -> None:
     for vector in (vector for prompt in given for vector in (prompt if isinstance(prompt[0], list) else [prompt])):
         if len(vector) != width:
             raise ConfigError(f"input_embeds are vectors as wide as the model, {width} numbers: {len(vector)}")
+
+
+def _require_whole_prompts(manager: Any, positions: Sequence[int]) -> None:
+    """SGLang counts `token_indices_to_pool` from the first token that a pass computes.
+
+    Behind a cached prefix, or in a later chunk, the values are those of other tokens, or of none: the scheduler ends.
+    """
+    args = compat.resolved(manager.server_args)
+    if not args.disable_radix_cache or args.chunked_prefill_size > 0:
+        raise ConfigError(
+            "token_indices_to_pool need prompts that are computed from their first token in one pass; leave them out, "
+            f"or start the server with --disable-radix-cache --chunked-prefill-size -1: {shown(positions)}"
+        )
 
 
 def _require_segments(obj: Any, custom_params: Any, prompt_tokens: int) -> None:

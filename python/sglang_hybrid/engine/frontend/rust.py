@@ -15,7 +15,10 @@ from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.sampling import INTERNAL
 
-_SAME = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "priority", "extra_key")
+_SAME = (
+    "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "token_indices_to_pool",
+    "priority", "extra_key",
+)  # fmt: skip
 """Fields of a request that are checked as they are."""
 
 _NORMALIZED = {"stop": "stop_strs", "stop_regex": "stop_regex_strs"}
@@ -33,9 +36,10 @@ def plain_id(_: Any, abort: Any, *__: Any) -> None:
 
 
 def meet(_: None, scheduler: Any) -> None:
-    """After a scheduler started its server: `require` asks that for the model."""
+    """After a scheduler started its server: `require` asks that for the model and the settings."""
     if scheduler.rust_server is not None:
         scheduler.rust_server.sglang_hybrid_model = scheduler.model_config
+        scheduler.rust_server.sglang_hybrid_args = scheduler.server_args
 
 
 def require(_: None, server: Any, obj: Any, *__: Any) -> None:
@@ -45,7 +49,8 @@ def require(_: None, server: Any, obj: Any, *__: Any) -> None:
     model = server.sglang_hybrid_model
     asked = _as_it_came(obj)
     require_arrival(asked, int(model.vocab_size), most_sequences=1, from_client=False)
-    require_prompt(SimpleNamespace(model_config=model, context_len=model.context_len), asked, obj.input_ids)
+    manager = SimpleNamespace(model_config=model, context_len=model.context_len, server_args=server.sglang_hybrid_args)
+    require_prompt(manager, asked, obj.input_ids)
 
 
 def _as_it_came(obj: Any) -> Any:
