@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -282,20 +281,6 @@ def test_ids_of_health_checks_are_for_health_checks() -> None:
     with pytest.raises(ConfigError, match="for health checks: 'HEALTH_CHECK_1'"):
         ids.require_own(mine, "/generate")
     ids.require_own(mine, "/health_generate")
-
-
-def test_compiled_grammars_have_an_end() -> None:
-    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
-
-    backend, text = BaseGrammarBackend(), "x" * 60_000
-    kept = []
-    for number in range(200):
-        key = ("regex", f"{number}{text}")
-        backend.set_cache(key, object())
-        assert key in backend.cache
-        kept.append(sum(len(each) for _, each in backend.cache))
-    assert limits.GRAMMARS - 2 * len(text) < max(kept) <= limits.GRAMMARS
-    assert sum(later < earlier for earlier, later in itertools.pairwise(kept)) == 2, "two rounds of forgetting"
 
 
 def test_the_server_info_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
