@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -262,15 +263,20 @@ def test_an_id_begins_with_itself_only_and_travels_as_text() -> None:
     assert type(pickle.loads(pickle.dumps(made))) is str
 
 
-def test_a_scheduler_without_pickles_keeps_plain_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_without_pickles_sends_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.managers import io_struct
 
-    for pickles, kind in ((True, ids.RequestId), (False, str)):
+    monkeypatch.setattr(io_struct, "_msgpack_encoder", io_struct._msgpack_encoder)
+    ids._encode_ids.cache_clear()
+    for pickles in (True, False):
         monkeypatch.setattr(io_struct, "_USE_PICKLE_IPC", pickles)
         req = SimpleNamespace(rid="a")
         ids.name(None, req)
-        assert type(req.rid) is kind
-    monkeypatch.setattr(io_struct, "_USE_PICKLE_IPC", True)
+        assert type(req.rid) is ids.RequestId
+    ids._encode_ids.cache_clear()
+    sent = io_struct.msgpack_decode(io_struct.msgpack_encode(io_struct.AbortReq(rid=req.rid)))
+    assert (sent.rid, type(sent.rid)) == ("a", str)
+    assert io_struct._msgpack_encoder.encode(array("q", [1])), "what else SGLang's own knows"
     check = SimpleNamespace(rid="HEALTH_CHECK_1")
     ids.name(None, check)
     assert type(check.rid) is str, "known by its prefix"

@@ -7,7 +7,10 @@ health check is dropped while others run.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import msgspec
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import given_values, shown
@@ -30,9 +33,21 @@ def name(_: None, req: Any, *args: Any, **kwargs: Any) -> None:
     """Give a scheduler's new request an id that no shorter one aborts, except a health check's, known by its prefix."""
     from sglang.srt.managers import io_struct
 
-    # Without pickles SGLang sends plain texts only.
-    if isinstance(req.rid, str) and io_struct._USE_PICKLE_IPC and not req.rid.startswith(_health_prefix()):
+    if isinstance(req.rid, str) and not req.rid.startswith(_health_prefix()):
+        if not io_struct._USE_PICKLE_IPC:
+            _encode_ids()
         req.rid = RequestId(req.rid)
+
+
+@functools.cache
+def _encode_ids() -> None:
+    """Without pickles (`SGLANG_USE_PICKLE_IPC=0`) SGLang sends plain texts only: its encoder gets to know these."""
+    from sglang.srt.managers import io_struct
+
+    others = io_struct.enc_hook
+    io_struct._msgpack_encoder = msgspec.msgpack.Encoder(
+        enc_hook=lambda value: str(value) if isinstance(value, RequestId) else others(value)
+    )
 
 
 def require_own(obj: Any, path: str) -> None:

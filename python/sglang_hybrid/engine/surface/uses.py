@@ -199,6 +199,8 @@ USES: tuple[Use, ...] = (
     Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo.model_config", ASSIGNED, "frontend.usage", HTTP),
     # Names with an underscore.
     Use("srt.managers.io_struct:_USE_PICKLE_IPC", PRIVATE, "frontend.ids", SCHEDULER),
+    Use("srt.managers.io_struct:_msgpack_encoder", ASSIGNED, "frontend.ids", SCHEDULER),
+    Use("srt.managers.io_struct:_msgpack_encoder", PRIVATE, "frontend.ids", SCHEDULER),
     Use("srt.managers.io_struct:GenerateReqInput._sub_obj_cache", PRIVATE, "frontend.requests", HTTP),
     Use("srt.managers.tokenizer_manager:TokenizerManager._subprocess_watchdog", PRIVATE, "backend", HTTP),
     Use("srt.session.session_controller:SessionController._last_reap_time", PRIVATE, "cache.sessions", SCHEDULER),
