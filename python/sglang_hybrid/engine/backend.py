@@ -35,7 +35,7 @@ def register() -> None:
     global left_alone
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
-    from sglang_hybrid.engine.frontend import usage
+    from sglang_hybrid.engine.frontend import bodies, usage
 
     register_radix_cache_backend(NAME, build_cache)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
@@ -50,7 +50,7 @@ def register() -> None:
     config = HybridConfig.from_environment()
     features = {"elastic": config.memory == "elastic", "segments": config.segments == "on"}
     asked = [feature for feature, wanted in features.items() if wanted]
-    registration.register(["", *asked, *disaggregation.features(), *rust.features()])
+    registration.register(["", *asked, *disaggregation.features(), *rust.features(), *bodies.features()])
 
 
 def build_cache(ctx: Any) -> Any:

@@ -4,6 +4,6 @@ The lists to go through for another version of SGLang. `check` says what a versi
 hooks; `tests/unit/engine/test_surface.py` fails for what the code uses without a row, and for a row that nobody uses.
 
 Targets are 'module:attribute', modules of SGLang without its name in front. Owners are modules of `engine`, or the
-launcher and the benchmark client. `when` is what has to be asked for: "cpu", "elastic", "segments", "rust", the name of
-a transfer engine, or "" for always.
+launcher and the benchmark client. `when` is what has to be asked for: "cpu", "elastic", "segments", "rust",
+"compressed", the name of a transfer engine, or "" for always.
 """

@@ -25,6 +25,13 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.msgspec_utils:msgspec_to_builtins", "AFTER", "frontend.access:mask", HTTP),
     Hook("srt.utils.common:add_prometheus_middleware", "AFTER", "frontend.scrapes:keep_names", HTTP, required=False),
     Hook("starlette.requests:Request.stream", "AROUND", "frontend.bodies:stream", HTTP),
+    Hook(
+        "srt.entrypoints.http_request_decompression:RequestDecompressionMiddleware.__call__",
+        "AROUND",
+        "frontend.bodies:decompress",
+        HTTP,
+        "compressed",
+    ),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.executor:install", HTTP),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.paths:strip_root", HTTP),
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.looks:tell", HTTP),
