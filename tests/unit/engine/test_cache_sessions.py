@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.engine.cache import clock
-from sglang_hybrid.engine.cache.sessions import end_turns, is_timed_out, reap
+from sglang_hybrid.engine.cache.sessions import end_refused, end_turns, is_timed_out, reap
 
 
 def _turn(session: Any, refused: bool = False) -> Any:
     return SimpleNamespace(session=session, to_finish="in flight" if refused else None)
+
+
+def _scheduler(*waiting: Any) -> Any:
+    return SimpleNamespace(waiting_queue=[*waiting], session_controller=SimpleNamespace(sessions={"s": object()}))
 
 
 def _session() -> Any:
@@ -27,7 +31,7 @@ def test_a_turn_that_leaves_the_queue_is_over() -> None:
     """Its session would take no other turn, and could not be closed."""
     gone, stays, beside = _session(), _session(), _session()
     plain = SimpleNamespace(session=None, to_finish=None)
-    scheduler = SimpleNamespace(waiting_queue=[_turn(gone), _turn(stays), _turn(beside, refused=True), plain])
+    scheduler = _scheduler(_turn(gone), _turn(stays), _turn(beside, refused=True), plain)
 
     def original(scheduler: Any, message: Any) -> None:
         assert message.abort_all
@@ -40,8 +44,23 @@ def test_a_turn_that_leaves_the_queue_is_over() -> None:
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_turn_that_finds_the_queue_full_is_over(dropped: bool) -> None:
     session = _session()
-    assert end_turns(lambda *_: dropped, SimpleNamespace(waiting_queue=[]), _turn(session)) is dropped
+    assert end_turns(lambda *_: dropped, _scheduler(), _turn(session)) is dropped
     assert session._inflight is not dropped
+
+
+def test_without_sessions_nobody_looks_through_the_queue() -> None:
+    """It is asked with every request: ten thousand at once would take seconds."""
+    scheduler = SimpleNamespace(session_controller=SimpleNamespace(sessions={}))
+    assert end_turns(lambda *_: False, scheduler, _turn(None)) is False
+
+
+@pytest.mark.parametrize(("answer", "over"), [(True, False), (False, True), (None, True)])
+def test_a_turn_that_is_refused_at_the_door_is_over(answer: bool | None, over: bool) -> None:
+    """For its priority (False) or for what it asks to be returned (None)."""
+    session, beside = _session(), _session()
+    assert end_refused(lambda *_: answer, SimpleNamespace(), _turn(session)) is answer
+    assert end_refused(lambda *_: answer, SimpleNamespace(), _turn(beside, refused=True)) is answer
+    assert (session._inflight, beside._inflight) == (not over, True), "beside: another turn of it runs"
 
 
 def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:

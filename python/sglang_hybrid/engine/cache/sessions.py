@@ -58,6 +58,8 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
     SGLang lets a session have one turn at a time and waits for it before it closes the session; that of a client that
     hung up in the queue would never end. One that was refused beside another, which runs, has `to_finish` set.
     """
+    if not scheduler.session_controller.sessions:  # asked with every request, and the queue may be long
+        return original(scheduler, *args, **kwargs)
     turns = [req for req in (*scheduler.waiting_queue, *args) if streams(req) and req.to_finish is None]
     dropped = original(scheduler, *args, **kwargs)
     waiting = {id(req) for req in scheduler.waiting_queue}
@@ -66,6 +68,15 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
         if session is not None and (dropped is True if req in args else id(req) not in waiting):
             session.abort_req()
     return dropped
+
+
+def end_refused(original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of what refuses a request before it is in the queue, unless it says True: a turn is over then too."""
+    is_turn = streams(req) and req.to_finish is None
+    answer = original(scheduler, req, *args, **kwargs)
+    if is_turn and answer is not True:
+        req.session.abort_req()
+    return answer
 
 
 def reap(controller: Any, *_: Any, **__: Any) -> None:

@@ -162,6 +162,16 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_SESSIONS + "Session.is_timed_out", "AROUND", "cache.sessions:is_timed_out", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_turns", SCHEDULER),
+    Hook(
+        "srt.managers.scheduler:Scheduler._set_or_validate_priority", "AROUND", "cache.sessions:end_refused", SCHEDULER
+    ),
+    Hook(
+        "srt.managers.scheduler:Scheduler._reject_sampling_mask_request",
+        "AROUND",
+        "cache.sessions:end_refused",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
