@@ -55,6 +55,17 @@ def test_a_model_of_unknown_costs_starts_with_the_sizes_given(tmp_path: Path) ->
     assert (parsed.max_total_tokens, parsed.max_mamba_cache_size) == (4096, 64)
 
 
+def test_models_of_a_package_of_ones_own_are_not_looked_for_in_sglang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = flags.parse_engine(["--model-path", str(write(tmp_path, {**UNKNOWN, "architectures": ["OursForLM"]}))])
+    namespace.load_format = "dummy"
+    with pytest.raises(ConfigError, match="this SGLang serves no such architecture"):
+        preflight.inspect_model(namespace)
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "our_models")
+    assert preflight.inspect_model(namespace).architecture == "OursForLM"
+
+
 def test_a_model_whose_configuration_is_damaged_needs_sizes_and_says_why(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

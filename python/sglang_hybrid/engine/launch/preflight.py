@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from sglang_hybrid.prefix.seeds import read_prefixes
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MODELS = "sglang.srt.models"
+_OWN_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 _LEAST_TOKENS = 128
 """A prompt, its answer and SGLang's own head room; below this not even the warm-up request fits."""
 
@@ -108,6 +110,8 @@ def _check_architecture(config: dict[str, Any]) -> None:
     name = config["architectures"][0]
     if "auto_map" in config and name not in ARCHITECTURES:
         return  # code that travels with the model, which would run without a cache of the states that we know of
+    if os.environ.get(_OWN_MODELS):
+        return  # models of the user's package, which SGLang looks at first
     package, *below = _MODELS.split(".")
     spec = PathFinder.find_spec(package)  # nothing is imported, by our own finder neither (`cpu_environment`)
     if spec is None:
