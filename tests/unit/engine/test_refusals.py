@@ -47,6 +47,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--grpc-port 6000", "would end this server; unset SGLANG_GRPC_PORT or drop: --grpc-port 6000"),
         ("--dcp-size 2 --tp-size 2", "drop it or add --hybrid-backend stock: --dcp-size 2"),
         ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),
+        ("--enable-pdmux", "would end at the first request; drop: --enable-pdmux"),
         ("--radix-eviction-policy lfu", "with --hybrid-policy lru: --radix-eviction-policy lfu"),
         ("--mamba-max-states-per-path 1", "add --hybrid-backend stock: --mamba-max-states-per-path 1"),
         ("--attention-backend triton", "there is torch_native or intel_amx; drop: --attention-backend triton"),
@@ -125,6 +126,7 @@ def test_data_parallel_attention_needs_states_that_fit_the_layers(name: str, gro
         ({"dp_size": 1, "enable_dp_attention_local_control_broadcast": True}, ""),
         ({"enable_dp_attention_local_control_broadcast": True}, "--enable-dp-attention-local-control-broadcast"),
         ({"enable_dp_attention_local_control_broadcast": True, "dwdp_size": 2}, "--dwdp-size 2"),
+        ({"enable_dp_attention": False, "dp_size": 1, "dwdp_size": 2}, "--dwdp-size 2"),
     ],
 )
 def test_groups_of_ranks_get_what_is_for_all_of_them_together(given: dict[str, Any], asked: str) -> None:

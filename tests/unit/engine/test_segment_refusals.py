@@ -63,6 +63,7 @@ def test_what_else_drafts_has_no_seams(given: dict[str, object], reason: str, va
     ("given", "value"),
     [
         ({"enable_return_hidden_states": True}, "--enable-return-hidden-states"),
+        ({"return_hidden_states_mode": "last"}, "--return-hidden-states-mode"),
         ({"schedule_policy": "shortest-prefill-first"}, "--schedule-policy shortest-prefill-first"),
         ({"prefill_decode_interval": 4}, "--prefill-decode-interval"),
         (
@@ -77,6 +78,16 @@ def test_what_a_composed_pass_would_end_the_scheduler_with_is_refused(given: dic
         refusals.check(asked(**given), HybridConfig(segments="on"), MODEL)
     others = {"schedule_policy": "lpm", "prefill_decode_interval": 0, "speculative_draft_kv_cache_dtype": "bfloat16"}
     refusals.check(asked(**{**others, "kv_cache_dtype": "bfloat16"}), HybridConfig(segments="on"), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [({"lora_paths": ["a=b"]}, "--lora-paths"), ({"rl_on_policy_target": "fsdp"}, "--rl-on-policy-target")],
+)
+def test_a_flag_that_implies_a_refused_one_is_refused(given: dict[str, object], value: str) -> None:
+    """What SGLang makes of its flags is not known before it starts."""
+    with pytest.raises(ConfigError, match=f"drop --hybrid-segments: {value}$"):
+        refusals.check(asked(**given), HybridConfig(segments="on"), MODEL)
 
 
 def test_keys_that_a_checkpoint_has_scaled_are_refused() -> None:

@@ -26,7 +26,12 @@ def spelled(name: str) -> str:
 
 
 def attention_groups(namespace: argparse.Namespace) -> int:
-    """Groups of ranks that share the layers and serve requests of their own; 0.5.23 has a flag of its own for them."""
+    """Groups of ranks that share the layers and serve requests of their own; 0.5.23 has a flag of its own for them.
+
+    Experts that ranks keep for one another (`--dwdp-size`) make a group of each rank.
+    """
+    if (weights := getattr(namespace, "dwdp_size", 1) or 1) > 1:
+        return int(weights)
     if getattr(namespace, "enable_dp_attention", False):
         return int(namespace.dp_size or 1)
     return int(getattr(namespace, "attn_dp_size", 1) or 1)

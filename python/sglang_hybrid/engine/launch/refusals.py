@@ -40,6 +40,9 @@ _COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests", "max_run
 _LEAST_CONTEXT = 8
 """SGLang takes seven tokens of it and a prompt has one. With one in all the start ends on an assertion."""
 
+_DELAYER = "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE"
+"""The variable that stands for `--enable-prefill-delayer`."""
+
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size")
 _ON_GPU = (
     "enable_torch_compile",
@@ -62,6 +65,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     adapters.check_groups(namespace, on_cpu)
     _check_order(asked, config, model)
     _check_context_parallel(namespace, config, model)
+    _check_multiplexed(namespace, model)
     _check_detokenizers(namespace)
     _check_actors(namespace)
     _check_keys(namespace)
@@ -160,8 +164,8 @@ def _check_groups(namespace: Any, model: Model) -> None:
     count, given = attention_groups(namespace), "--attn-dp-size"
     if namespace.enable_dp_attention:
         given = "--enable-dp-attention --dp-size"
-    if count > 1 and getattr(namespace, "enable_dp_attention_local_control_broadcast", False):
-        weights = getattr(namespace, "dwdp_size", 1) or 1  # implies it
+    weights = getattr(namespace, "dwdp_size", 1) or 1  # implies both
+    if weights > 1 or (count > 1 and getattr(namespace, "enable_dp_attention_local_control_broadcast", False)):
         asked = f"--dwdp-size {weights}" if weights > 1 else "--enable-dp-attention-local-control-broadcast"
         raise ConfigError(
             "each group of ranks would get updates of weights and releases of memory in a pass of its own, and the "
@@ -201,6 +205,15 @@ def _check_context_parallel(namespace: Any, config: HybridConfig, model: Model) 
         )
 
 
+def _check_multiplexed(namespace: Any, model: Model) -> None:
+    """A prefill beside a decode runs a few layers at a time, by a method that no hybrid model has (0.5.17 on)."""
+    if getattr(namespace, "enable_pdmux", False) and model.is_recurrent:
+        raise ConfigError(
+            f"SGLang cannot run the layers of {model.architecture} a few at a time, and its scheduler would end at the "
+            "first request; drop: --enable-pdmux"
+        )
+
+
 def _check_actors(namespace: Any) -> None:
     if getattr(namespace, "use_ray", False):
         raise ConfigError(
@@ -233,9 +246,11 @@ def _check_keys(namespace: Any) -> None:
 
 def _check_delayer(namespace: Any, on_cpu: bool) -> None:
     """The scheduler would end on an assertion."""
-    if getattr(namespace, "enable_prefill_delayer", False) and namespace.disable_overlap_schedule:
+    asked = ["--enable-prefill-delayer"] if getattr(namespace, "enable_prefill_delayer", False) else []
+    asked += [_DELAYER] if os.environ.get(_DELAYER, "").lower() in ("1", "true", "yes", "y") else []
+    if asked and namespace.disable_overlap_schedule:
         remedy = "add --hybrid-cpu-event-loop overlap" if on_cpu else "drop --disable-overlap-schedule"
-        raise ConfigError(f"prefills are delayed by the overlap schedule only; {remedy}: --enable-prefill-delayer")
+        raise ConfigError(f"prefills are delayed by the overlap schedule only; {remedy}: {asked[0]}")
 
 
 def _check_experts(namespace: Any, config: HybridConfig) -> None:

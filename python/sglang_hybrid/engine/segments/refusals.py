@@ -11,6 +11,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch.flags import spelled
 
+_ROWS = "a composed pass has other rows, and requests beside it would get them"
 _FLAGS = {
     "disable_radix_cache": "a composed prompt is kept in the cache, so it must be on",
     "enable_unified_memory": "SGLang's unified pool moves KV while a pass runs",
@@ -22,13 +23,18 @@ _FLAGS = {
     "enable_two_batch_overlap": "a composed pass cannot be split between two streams",
     "enable_dp_attention": "it was not tried with data parallel attention",
     "enable_lora": "it was not tried with adapters",
+    "lora_paths": "it was not tried with adapters",
     "enable_deterministic_inference": "it ends passes at places of its own",
+    "rl_on_policy_target": "it ends passes at places of its own",
     "enable_hierarchical_cache": "it was not tried with a host tier",
-    "enable_return_hidden_states": "a composed pass has other rows, and requests beside it would get them",
+    "enable_return_hidden_states": _ROWS,
+    "return_hidden_states_mode": _ROWS,
     "prefill_decode_interval": "a composed prompt whose next segment waits for memory would take all of it",
     "enable_session_radix_cache": "sessions order evictions by themselves",
     "prefill_only_disable_kv_cache": "there is no KV to copy",
 }
+"""Flags that imply another stand beside it: what SGLang makes of them is not known yet."""
+
 _AT_MOST_ONE = ("pp_size", "dp_size", "attn_dp_size", "dcp_size", "attn_cp_size")
 _DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 
