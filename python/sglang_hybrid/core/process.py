@@ -51,16 +51,18 @@ def die_with_announced_parent() -> None:
 
 
 _USUAL = gc.get_threshold()
+_RARE = (50_021, *_USUAL[1:])  # no number that anybody would choose
 
 
 def collect_rarely() -> None:
     """For thousands of imports: modules are no garbage, and looking at them again takes a fifth of the time."""
-    gc.set_threshold(50_000, *_USUAL[1:])
+    gc.set_threshold(*_RARE)
 
 
 def collect_as_usual() -> None:
-    """After the imports, before anything is served."""
-    gc.set_threshold(*_USUAL)
+    """After the imports, before anything is served; what somebody else has set since (`--gc-threshold`) stays."""
+    if gc.get_threshold() == _RARE:
+        gc.set_threshold(*_USUAL)
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hybrid.core import process
 from sglang_hybrid.core.config import HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
 
@@ -87,3 +89,19 @@ def test_inline_configuration_may_be_json_or_yaml() -> None:
 def test_a_whole_number_is_a_whole_number(value: object) -> None:
     with pytest.raises(ConfigError, match="cpu_threads must be of type int"):
         HybridConfig.from_mapping({"cpu_threads": value})
+
+
+def test_the_end_of_the_imports_leaves_what_others_have_set_for_garbage() -> None:
+    """SGLang's `--gc-threshold` is set between the two."""
+    before = gc.get_threshold()
+    try:
+        process.collect_rarely()
+        assert gc.get_threshold() != before
+        process.collect_as_usual()
+        assert gc.get_threshold() == before
+        process.collect_rarely()
+        gc.set_threshold(50_000, 20, 30)
+        process.collect_as_usual()
+        assert gc.get_threshold() == (50_000, 20, 30)
+    finally:
+        gc.set_threshold(*before)
