@@ -1,5 +1,6 @@
 """What an answer in many chunks says of the cache: sent twice by the scheduler, in every chunk of the HTTP process."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,3 +62,12 @@ def test_outputs_of_requests_that_are_gone_and_of_caches_without_reasons_pass() 
     carry(manager, later)
     assert (later.cached_tokens, later.cached_tokens_details) == ([8], [None])
     carry(manager, SimpleNamespace(rids=["a"]))
+
+
+def test_a_dump_of_requests_needs_nothing_of_ours() -> None:
+    """SGLang writes answers to its crash dumps, which are read where this package is not."""
+    batch = outputs({**STOCK, "miss_never_seen": 92, "written": 56})
+    carry(SimpleNamespace(rid_to_state={}), batch)
+    dumped = pickle.dumps((batch.cached_tokens, batch.cached_tokens_details))
+    assert b"sglang_hybrid" not in dumped
+    assert pickle.loads(dumped) == ([8], [{**STOCK, "miss_never_seen": 92, "written": 56}])

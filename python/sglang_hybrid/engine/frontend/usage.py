@@ -26,6 +26,10 @@ class Cached(int):
     written: int
     segments: int | None
 
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        """What SGLang dumps is read where this package is not; all that this carries stands beside it there."""
+        return int, (int(self),)
+
     def __bool__(self) -> bool:
         """SGLang's responses endpoint says nothing of a count that is false; a cold prompt has the most to say."""
         return True
