@@ -61,6 +61,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--enable-forward-pass-metrics", "drop: --enable-forward-pass-metrics"),
         ("--enable-deterministic-inference", "drop: --enable-deterministic-inference"),
         ("--rl-on-policy-target fsdp", "drop: --rl-on-policy-target"),
+        ("--enable-strict-thinking --reasoning-parser qwen3", "drop: --enable-strict-thinking"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
         ("--quantization fp8", "serve the checkpoint that is not: --quantization fp8"),
         ("--quantization unquant", ""),
@@ -140,8 +141,18 @@ def test_groups_of_ranks_get_what_is_for_all_of_them_together(given: dict[str, A
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    monkeypatch.setattr(refusals, "find_spec", lambda name: object() if there else None)
+@pytest.mark.parametrize("others", [True, False])
+def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, others: bool) -> None:
+    """The part that other packages bring is none of them."""
+
+    def find(name: str) -> object:
+        if there or (others and name.count(".") == 0):
+            return object()
+        if others:
+            raise ModuleNotFoundError(name)
+        return None
+
+    monkeypatch.setattr(refusals, "find_spec", find)
     folder = write(tmp_path, QWEN3_NEXT)
     if there:
         complete(folder, "--enable-trace")

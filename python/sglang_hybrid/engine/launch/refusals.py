@@ -40,6 +40,9 @@ _COUNTS = ("page_size", "mamba_track_interval", "prefill_max_requests", "max_run
 _LEAST_CONTEXT = 8
 """SGLang takes seven tokens of it and a prompt has one. With one in all the start ends on an assertion."""
 
+_TRACING = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http")
+"""What SGLang imports for traces. Other packages bring `opentelemetry` itself."""
+
 _DELAYER = "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE"
 """The variable that stands for `--enable-prefill-delayer`."""
 
@@ -49,6 +52,7 @@ _ON_GPU = (
     "enable_forward_pass_metrics",
     "enable_deterministic_inference",
     "rl_on_policy_target",
+    "enable_strict_thinking",
 )
 _SCALED = ("fp8_e4m3", "fp8_e5m2")
 
@@ -280,11 +284,18 @@ def _check_pooling(namespace: Any, model: Model) -> None:
 
 def _check_tracing(namespace: Any) -> None:
     """The detokenizer would end at the start, and the scheduler with it."""
-    if getattr(namespace, "enable_trace", False) and find_spec("opentelemetry") is None:
+    if getattr(namespace, "enable_trace", False) and not all(map(_is_installed, _TRACING)):
         raise ConfigError(
             "traces need packages that are not installed; run pip install opentelemetry-api opentelemetry-sdk "
             "opentelemetry-exporter-otlp opentelemetry-exporter-otlp-proto-grpc or drop: --enable-trace"
         )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is what it is in
+        return False
 
 
 def _check_grpc(namespace: Any) -> None:
