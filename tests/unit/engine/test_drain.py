@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.engine.frontend import drain, looks
+from sglang_hybrid.engine.launch import stop
 from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
 
 
@@ -84,9 +85,12 @@ def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: py
 def test_a_pause_ends_before_the_requests_are_waited_for(manager: Manager, said: list[str]) -> None:
     async def waits(given: Manager) -> SimpleNamespace:
         given.said.append("waits for requests")
-        return SimpleNamespace(done=True)
+        return SimpleNamespace(done=True, asked=stop.asked.get())
 
-    assert asyncio.run(drain.drain(waits, manager)).done
+    ended = asyncio.run(drain.drain(waits, manager))
+    assert ended.done
+    assert ended.asked
+    assert not stop.asked.get(), "what ends a server otherwise was not asked for"
     assert manager.said == said
     assert manager.looks == 3, "nothing happens before the signal"
 

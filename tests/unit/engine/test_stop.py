@@ -183,6 +183,17 @@ finally:
     assert done.returncode == stop.DIED
 
 
+@pytest.mark.parametrize(("asked", "status"), [(True, 0), (False, stop.DIED)])
+def test_a_server_that_kills_itself_says_whether_it_was_told_to_stop(asked: bool, status: int) -> None:
+    script = f"""
+import os
+from sglang_hybrid.engine.launch import stop
+stop.asked.set({asked})
+stop.end_with_status(lambda *_, **__: None, os.getpid())
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == status
+
+
 def test_a_closed_terminal_is_not_for_the_children() -> None:
     script = """
 import os, signal

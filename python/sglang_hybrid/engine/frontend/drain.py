@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine.frontend import looks
+from sglang_hybrid.engine.launch import stop
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
 
     if isinstance(manager, TokenizerWorker):
         manager._dispatch_to_scheduler = partial(_serve_on, manager._dispatch_to_scheduler)
+    stop.asked.set(True)  # in this task alone: what else ends the server meanwhile was not asked for
     return await original(manager)
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing.connection import wait
 from pickle import UnpicklingError
 from threading import current_thread, main_thread
@@ -33,6 +34,9 @@ _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
 _PATIENCE_S = 10
 _LOOK_S = 0.5
+asked: ContextVar[bool] = ContextVar("asked", default=False)
+"""Whether what runs here ends a server because somebody asked for it (`frontend/drain.py`)."""
+
 _missed: list[int] = []
 _supervisors: list[Any] = []
 """uvicorn's, of HTTP workers."""
@@ -168,7 +172,8 @@ def status() -> int:
 def end_with_status(original: Callable[..., Any], pid: int | None, include_parent: bool = True, **others: Any) -> Any:
     """AROUND hook of `kill_process_tree`: a process that ends itself does so with status 1, after its children.
 
-    SGLang sends it SIGKILL: that looks like the kernel's out-of-memory killer (137), and children outlive it.
+    SGLang sends it SIGKILL: that looks like the kernel's out-of-memory killer (137), and children outlive it. In 0.5.17
+    a server that was told to stop comes here too, once all requests have ended: its status is 0.
     """
     if pid != os.getpid() or not include_parent:
         return original(pid, include_parent, **others)
@@ -180,4 +185,4 @@ def end_with_status(original: Callable[..., Any], pid: int | None, include_paren
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # it was closed before the start; nobody reads; no room
             stream.flush()
-    os._exit(DIED)
+    os._exit(0 if asked.get() else DIED)
