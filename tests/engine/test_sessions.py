@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.prompts import STRATEGIES, words
-from tests.engine.support import Client, Prompt, Reference
+from tests.engine.support import Client, Prompt, Reference, eventually
 from tests.engine.test_hybrid_cache import cached, deepest, misses
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -143,3 +143,33 @@ def test_what_a_session_kept_for_itself_was_not_evicted(serve: Callable[..., Cli
     assert_explained(answer, plain)
     assert cached(answer) == 576
     assert set(misses(answer)) == {"below_granularity", "never_seen"}
+
+
+def test_a_turn_that_was_given_up_while_it_waited_is_not_in_the_history(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """It has its session's memory since it was matched. A client that asks again would have asked twice."""
+    client = serve("gdn", "--enable-streaming-session", "--max-total-tokens", "2000", "--chunked-prefill-size", "256")
+    reference, rng = references("gdn"), random.Random(26)
+    session, history, given_up = opened(client, streaming=True), words(rng, 600), words(rng, 500)
+    history += turn(client, history, session_params={"id": session})["output_ids"]
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(turn, client, words(rng, 300), 900, rid="keeps the memory")
+        assert eventually(lambda: loads(client) == (1, 0))
+        waits = pool.submit(turn, client, given_up, 300, session_params={"id": session}, rid="given up")
+        assert eventually(lambda: loads(client) == (1, 1))
+        client.post("/abort_request", {"rid": "given up"})
+        assert waits.result()["meta_info"]["finish_reason"]["type"] == "abort"
+        client.post("/abort_request", {"rid": "keeps the memory"})
+    new = words(rng, 100)
+    answer = turn(client, new, session_params={"id": session})
+    assert_explained(answer, history + new)
+    reference.assert_greedy(history + new, answer["output_ids"], "the turn behind it")
+    client.post("/close_session", {"session_id": session})
+    client.flush()
+
+
+def loads(client: Client) -> tuple[int, int]:
+    """How many requests run and wait."""
+    (load,) = json.loads(client.get("/v1/loads"))["loads"]
+    return load["num_running_reqs"], load["num_waiting_reqs"]

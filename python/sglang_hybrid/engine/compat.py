@@ -121,6 +121,16 @@ def state_of(req: Any) -> Any:
     return kv if hasattr(kv, "mamba_pool_idx") else req  # 0.5.17 keeps them on the request
 
 
+def detach_kv(req: Any) -> None:
+    """Let `req`, a turn of a session, have nothing any more of what its session keeps, KV and states."""
+    if hasattr(req, "detach_kv"):
+        req.detach_kv()
+        return
+    req.kv = req.req_pool_idx = None  # 0.5.17
+    req.mamba_pool_idx = req.mamba_ping_pong_track_buffer = None
+    req.mamba_next_track_idx = req.mamba_last_track_seqlen = req.mamba_branching_seqlen = None
+
+
 def leads() -> bool:
     """Whether this rank speaks for those that decide alike: the first, of a group with data-parallel attention."""
     from sglang.srt.runtime_context import get_parallel

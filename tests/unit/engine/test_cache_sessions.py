@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock
 from sglang_hybrid.engine.cache.sessions import end_refused, end_turns, is_timed_out, reap
 
@@ -15,8 +16,14 @@ def _turn(session: Any, refused: bool = False) -> Any:
     return SimpleNamespace(session=session, to_finish="in flight" if refused else None)
 
 
-def _scheduler(*waiting: Any) -> Any:
-    return SimpleNamespace(waiting_queue=[*waiting], session_controller=SimpleNamespace(sessions={"s": object()}))
+def _scheduler(*waiting: Any, slots: tuple[str, ...] = (), mode: str = "null") -> Any:
+    cache = SimpleNamespace(session=SimpleNamespace(slots=dict.fromkeys(slots)))
+    return SimpleNamespace(
+        waiting_queue=list(waiting),
+        tree_cache=cache,
+        disaggregation_mode=SimpleNamespace(value=mode),
+        session_controller=SimpleNamespace(sessions={"s": object()}),
+    )
 
 
 def _session() -> Any:
@@ -61,6 +68,37 @@ def test_a_turn_that_is_refused_at_the_door_is_over(answer: bool | None, over: b
     assert end_refused(lambda *_: answer, SimpleNamespace(), _turn(session)) is answer
     assert end_refused(lambda *_: answer, SimpleNamespace(), _turn(beside, refused=True)) is answer
     assert (session._inflight, beside._inflight) == (not over, True), "beside: another turn of it runs"
+
+
+@pytest.mark.parametrize(
+    ("slots", "mode", "holds"),
+    [(("s",), "null", False), (("s",), "prefill", False), (("s",), "decode", True), ((), "null", True)],
+)
+def test_a_turn_that_waits_has_nothing_of_its_session_when_it_is_dropped(
+    slots: tuple[str, ...], mode: str, holds: bool
+) -> None:
+    """SGLang takes the end of one that has a row of KV for that of an answer: its prompt stays in the history."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    req = Req.__new__(Req)
+    req.session, req.to_finish, req.rid = _session(), None, "r"
+    kv = req.kv = SimpleNamespace(mamba_pool_idx=7, req_pool_idx=3)
+    req.req_pool_idx = 3  # where 0.5.17 keeps it
+    held: list[bool] = []
+
+    def original(scheduler: Any, _: Any) -> None:
+        held.append(scheduler.waiting_queue.pop().kv is kv)
+
+    end_turns(original, _scheduler(req, slots=slots, mode=mode), SimpleNamespace(abort_all=False))
+    assert held == [holds]
+    assert kv.mamba_pool_idx == 7, "its session has it"
+    assert not req.session._inflight
+
+
+def test_what_a_turn_lets_go_of_in_older_versions() -> None:
+    req = SimpleNamespace(kv=1, req_pool_idx=2, mamba_pool_idx=3, mamba_ping_pong_track_buffer=4)
+    compat.detach_kv(req)
+    assert set(vars(req).values()) == {None}
 
 
 def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock
 from sglang_hybrid.engine.cache.hooks import coordinator_of
 from sglang_hybrid.engine.cache.requests import streams
@@ -43,13 +44,16 @@ def _longest_idle(scheduler: Any) -> str | None:
 def _last_waiting(scheduler: Any) -> str | None:
     """The session of the last turn that waits with memory of its session, behind the one that is to run next."""
     for req in reversed(scheduler.waiting_queue[1:]):
-        if streams(req) and req.session.session_id in scheduler.tree_cache.session.slots:
-            if hasattr(req, "detach_kv"):
-                req.detach_kv()  # it may have been matched already
-            elif req.req_pool_idx is not None:  # 0.5.17
-                continue
+        if _keeps(scheduler, req):
+            compat.detach_kv(req)  # it may have been matched already
             return str(req.session.session_id)
     return None
+
+
+def _keeps(scheduler: Any, req: Any) -> bool:
+    """Whether `req` is a turn whose session keeps memory of earlier ones."""
+    sessions = getattr(scheduler.tree_cache, "session", None)  # where there are streaming ones
+    return sessions is not None and streams(req) and req.session.session_id in sessions.slots
 
 
 def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,9 +61,16 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
 
     SGLang lets a session have one turn at a time and waits for it before it closes the session; that of a client that
     hung up in the queue would never end. One that was refused beside another, which runs, has `to_finish` set.
+
+    One that was matched has its session's memory already, and SGLang would take its end for that of an answer: its
+    prompt would stand in the history of later turns. What stays in the queue is matched again.
     """
     if not scheduler.session_controller.sessions:  # asked with every request, and the queue may be long
         return original(scheduler, *args, **kwargs)
+    if scheduler.disaggregation_mode.value != "decode":  # which matches before its queue
+        for req in scheduler.waiting_queue:
+            if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
+                compat.detach_kv(req)
     turns = [req for req in (*scheduler.waiting_queue, *args) if streams(req) and req.to_finish is None]
     dropped = original(scheduler, *args, **kwargs)
     waiting = {id(req) for req in scheduler.waiting_queue}

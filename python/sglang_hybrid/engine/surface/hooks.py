@@ -172,6 +172,13 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         since="0.5.21",
     ),
+    Hook(
+        "srt.managers.scheduler:Scheduler._abort_on_waiting_timeout",
+        "AROUND",
+        "cache.sessions:end_turns",
+        SCHEDULER,
+        before="0.5.18",
+    ),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),
     Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
     Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
