@@ -150,7 +150,7 @@ def pass_end(req: Any) -> int:
 
 def pass_states(lazy: bool) -> int:
     """Free state slots that are wanted for each request of a pass, 0 for as many as it takes."""
-    if at_least("0.5.23"):
+    if at_least("0.5.22"):
         return 0
     from sglang.srt.mem_cache.common import MAMBA_STATE_PER_REQ_PREFIX_CACHE as WHOLE
     from sglang.srt.mem_cache.common import MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY as LAZY

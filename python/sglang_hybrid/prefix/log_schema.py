@@ -147,7 +147,7 @@ SHAPE = ("states", "kv_tokens", "step", "chunk_tokens", "buffers", "track_tokens
 made; logs of earlier versions have 0 for all of them then."""
 
 SLOTS_PER_PASS = 3
-"""Free slots that SGLang wants for each request of a pass before 0.5.23: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`. Logs did
+"""Free slots that SGLang wants for each request of a pass before 0.5.22: `MAMBA_STATE_PER_REQ_PREFIX_CACHE`. Logs did
 not say it before version 9."""
 
 BUDGET = ("budget_bytes", "granule_bytes", "kv_row_bytes", "kv_planes", "state_bytes", "request_states")

@@ -22,9 +22,17 @@ def test_a_version_outside_the_range_is_refused(version: str) -> None:
         compat.check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.21", "0.5.21.post1", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.21", "0.5.21.post1", "0.5.22", "0.5.23"])
 def test_a_version_inside_the_range_is_accepted(version: str) -> None:
     compat.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
+def test_newer_versions_want_no_number_of_slots_for_a_pass(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have none to import: a server of such a version would not start."""
+    assert [target for target in check.required(version) if "MAMBA_STATE_PER_REQ" in target] == []
+    monkeypatch.setattr(compat, "engine_version", lambda: version)
+    assert compat.pass_states(lazy=False) == compat.pass_states(lazy=True) == 0
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

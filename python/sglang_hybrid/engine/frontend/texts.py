@@ -60,7 +60,7 @@ def encode(original: Callable[..., Any], tokenizer: Any, text: Any, *args: Any, 
 
 
 def encode_prompt(original: Callable[..., Any], tokenizer: Any, text: Any, options: Any = None) -> Any:
-    """Around `parallel_prompt_encode` of SGLang 0.5.23."""
+    """Around `parallel_prompt_encode`, by which SGLang tokenises chats from 0.5.22 on."""
     found = known(tokenizer, text, options or {})
     return original(tokenizer, text, options) if found is None else found
 
@@ -72,7 +72,7 @@ def known(tokenizer: Any, text: Any, options: dict[str, Any]) -> list[int] | Non
 
 
 def require_piece(text: str, *args: Any, **kwargs: Any) -> None:
-    """BEFORE hook of `split_prompt`: what SGLang 0.5.23 tokenises in pieces goes past the tokenizer's own methods."""
+    """BEFORE hook of `split_prompt`: from 0.5.22 on SGLang tokenises pieces, past the tokenizer's own methods."""
     require_length(None, text)
 
 

@@ -183,7 +183,7 @@ FRONTEND: tuple[Hook, ...] = (
         "BEFORE",
         "frontend.texts:require_piece",
         HTTP,
-        since="0.5.23",
+        since="0.5.22",
     ),
     # Images, videos and sounds.
     Hook(_TOKENIZER + "TokenizerManager._tokenize_one_request", "AROUND", "frontend.processing:tokenize", HTTP),
@@ -202,6 +202,6 @@ FRONTEND: tuple[Hook, ...] = (
         "frontend.rust:meet",
         SCHEDULER,
         "rust",
-        since="0.5.23",
+        since="0.5.22",
     ),
 )

@@ -93,7 +93,7 @@ CPU_SPECULATION: tuple[Hook, ...] = (
 """Where SGLang speculates on a CPU with compiled or Triton kernels, and by greatest logits alone."""
 
 DRAWING: tuple[Replaced, ...] = tuple(
-    Replaced(f"srt.speculative.eagle_utils:{name}", f"{_OURS}sampling:{name}", SCHEDULER, "cpu", since="0.5.22")
+    Replaced(f"srt.speculative.eagle_utils:{name}", f"{_OURS}sampling:{name}", SCHEDULER, "cpu", since="0.5.23")
     for name in ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob")
 )
 """Before, SGLang imports them from sgl_kernel where it draws; now it has None there on a CPU."""

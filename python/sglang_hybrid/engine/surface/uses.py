@@ -105,8 +105,8 @@ USES: tuple[Use, ...] = (
     Use("srt.mem_cache.base_prefix_cache:EvictParams", IMPORT, "cache.memory pools.memory", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:InsertParams", IMPORT, "cache.components", SCHEDULER),
     Use("srt.mem_cache.base_prefix_cache:zero_match_result", IMPORT, "cache.components", SCHEDULER),
-    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE", IMPORT, "compat", EVERY, before="0.5.23"),
-    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY", IMPORT, "compat", EVERY, before="0.5.23"),
+    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE", IMPORT, "compat", EVERY, before="0.5.22"),
+    Use("srt.mem_cache.common:MAMBA_STATE_PER_REQ_PREFIX_CACHE_LAZY", IMPORT, "compat", EVERY, before="0.5.22"),
     Use("srt.mem_cache.hicache_storage:HiCacheFile", IMPORT, "hicache.storage", SCHEDULER, since="0.5.21"),
     Use(
         "srt.mem_cache.hicache_storage:HiCacheFile._get_suffixed_key",
