@@ -157,3 +157,11 @@ def test_a_hub_name_on_a_cpu_needs_sizes(
     monkeypatch.chdir(tmp_path)
     line = refused(capsys, "--model-path", "Org/Model-8B", "--device", "cpu")
     assert "download it and give its folder, or give --max-total-tokens and --max-mamba-cache-size" in line
+
+
+def test_events_of_states_are_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler would end on what it has to import, with a traceback."""
+    channel = early.read(["--kv-events-config", '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'])
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
+    with pytest.raises(ConfigError, match=r"--hybrid-state-events needs SGLang 0\.5\.21 or newer.*: 0\.5\.17"):
+        preflight.check_files(HybridConfig(state_events="published"), channel)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.config import HybridConfig
-from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat, publish
 from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
@@ -139,13 +138,8 @@ def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, in
 
 
 def _events(cache: Any) -> StateEvents:
-    try:
-        from sglang_hybrid.engine.cache.state_events import StateEvents
-    except ImportError as error:  # 0.5.17
-        raise ConfigError(
-            "--hybrid-state-events needs a newer SGLang, which has one recorder of events for all of its caches: "
-            f"{compat.engine_version()}"
-        ) from error
+    from sglang_hybrid.engine.cache.state_events import StateEvents  # what it imports is not in 0.5.17
+
     return StateEvents(cache)
 
 

@@ -25,6 +25,7 @@ from sglang_hybrid.prefix.seeds import read_prefixes
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MODELS = "sglang.srt.models"
 _OWN_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+_RECORDER = "0.5.21"
 _LEAST_TOKENS = 128
 """A prompt, its answer and SGLang's own head room; below this not even the warm-up request fits."""
 
@@ -205,6 +206,11 @@ def check_model_is_ours(config: HybridConfig, model: Model) -> None:
 
 
 def _check_events(namespace: Any) -> None:
+    if not compat.at_least(_RECORDER):
+        raise ConfigError(
+            f"--hybrid-state-events needs SGLang {_RECORDER} or newer, which has one recorder of events for all of its "
+            f"caches: {compat.engine_version()}"
+        )
     if _publisher(getattr(namespace, "kv_events_config", None) or "{}") in ("", "null"):
         raise ConfigError(
             "states are told of on SGLang's channel of KV events, open it with --kv-events-config "
