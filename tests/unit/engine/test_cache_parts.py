@@ -10,6 +10,7 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
+from sglang_hybrid.engine.cache.coordinator import CacheCoordinator
 from sglang_hybrid.engine.cache.metrics import Account, summary
 from sglang_hybrid.engine.cache.requests import ids, namespace, streams, tracked
 
@@ -132,3 +133,18 @@ def test_only_a_streaming_session_keeps_what_its_turns_hold() -> None:
     ):
         assert not streams(plain)
     assert streams(SimpleNamespace(session=SimpleNamespace(streaming=True)))
+
+
+@pytest.mark.parametrize(
+    ("grid", "size", "found"),
+    [(1, 200, (10, 190)), (64, 191, (10,)), (64, 200, (10, 190)), (128, 200, (10,)), (256, 300, (10, 190))],
+)
+def test_the_last_message_is_kept_where_the_prompts_end_is_saved_behind_it(
+    grid: int, size: int, found: tuple[int, ...]
+) -> None:
+    """The opening of an answer may not come again: templates put `<think>` into it, and leave it out later."""
+    tokens = np.ones(size, np.int32)
+    tokens[[9, 189]] = 2
+    req = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=None))
+    cache = SimpleNamespace(grid=grid, _message_ends=[2])
+    assert CacheCoordinator._boundaries(cache, req, tokens) == found

@@ -130,11 +130,12 @@ class CacheCoordinator:
     def _boundaries(self, req: Any, tokens: np.ndarray) -> tuple[int, ...]:
         """Positions of the prompt `tokens` that others will share: ends of messages, and what `req` names.
 
-        On a grid the state at the prompt's end nearly always lies before its last message's end.
+        On a grid the state at the prompt's end mostly lies before its last message's end, and serves for it.
         """
         found = first_message(tokens, self._message_ends) if self._message_ends else ()
-        if found and self.grid == 1:
-            found = tuple(sorted({*found, *last_message(tokens, self._message_ends)}))
+        last = last_message(tokens, self._message_ends) if found else ()
+        if last and last[0] < tokens.size // self.grid * self.grid:
+            found = tuple(sorted({*found, *last}))
         given = getattr(req.sampling_params, "custom_params", None)
         if given is None:
             return found
