@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, zero_match_result
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent, MambaComponent
 
@@ -160,7 +161,10 @@ class HybridMamba(_Ordered, MambaComponent):
         return bool(self.coordinator.step)
 
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
-        if params.cow_mamba and not self._can_copy(params.req, result):
+        if params.cow_mamba and envs.SGLANG_RADIX_FORCE_MISS.get():
+            # SGLang drops the match afterwards, and would begin from the copied state all the same.
+            result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
+        elif params.cow_mamba and not self._can_copy(params.req, result):
             self.coordinator.account.event("match_given_up")
             result = zero_match_result(self.cache, result, extra_key=params.key.extra_key)
         return super().finalize_match_result_in_cache(params, result)

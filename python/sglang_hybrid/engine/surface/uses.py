@@ -36,7 +36,7 @@ USES: tuple[Use, ...] = (
     Use("srt.entrypoints.openai.protocol:PromptTokenUsageInfo", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai.protocol:ResponsesResponse", IMPORT, "frontend.usage", HTTP),
     Use("srt.entrypoints.openai:protocol", IMPORT, "frontend.usage", HTTP),
-    Use("srt.environ:envs", IMPORT, "frontend.bodies launch.slots", EVERY),
+    Use("srt.environ:envs", IMPORT, "cache.components frontend.bodies launch.slots", EVERY),
     Use(
         "srt.models.deepseek_common.attention_forward_methods.forward_methods:AttnForwardMethod",
         IMPORT,
