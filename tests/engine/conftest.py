@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
+from sglang_hybrid.engine import compat
 from tests.engine.composition import Composition
 from tests.engine.support import PATIENCE_S, Client, Reference
+
+REFUSED = {
+    **({} if compat.complete() else {"--hybrid-segments": "on", "--hybrid-memory": "elastic"}),
+    **({} if compat.at_least("0.5.21") else {"--hybrid-state-events": "published"}),
+}
+"""Flags with which a server is refused before the start by what is installed."""
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +61,8 @@ def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 
     def get(preset: str, *flags: str) -> Client:
         key = (preset, *flags)
+        if any(REFUSED.get(flag) == value for flag, value in pairwise(flags)):
+            pytest.skip("refused before the start with this SGLang")
         client = running.pop(key, None)
         if client is None:
             if len(running) >= 4:  # over a gigabyte each; the one asked for longest ago goes

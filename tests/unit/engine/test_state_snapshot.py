@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from sglang_hybrid.engine import compat
+
+pytestmark = pytest.mark.skipif(not compat.at_least("0.5.21"), reason="events of states are refused with this SGLang")
+
 
 class Node:
     """As much of SGLang's node as a snapshot looks at; `key` is its one page's name, repeated for more."""
