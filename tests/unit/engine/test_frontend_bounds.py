@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import limits, prompt, requests
+from sglang_hybrid.engine.frontend import endpoints, limits, prompt, requests
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from tests.unit.engine.test_frontend_requests import VOCABULARY, manager, normalized, sampled
 
@@ -71,3 +71,28 @@ def test_ids_of_an_ollama_chat_are_read_from_what_transformers_answers() -> None
 
     asyncio.run(run())
     assert seen == [[5, 6, 7]]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_salt_keeps_tenants_apart_where_sglang_does_not_know_it(knows: bool) -> None:
+    """SGLang 0.5.17 ignores it at `/generate`, and one tenant would be served what another cached."""
+    from fastapi.exceptions import RequestValidationError
+
+    class GenerateReqInput:
+        __dataclass_fields__ = {"extra_key": None} | ({"cache_salt": None} if knows else {})
+
+    fields = [SimpleNamespace(field_info=SimpleNamespace(annotation=GenerateReqInput))]
+
+    async def read(**given: Any) -> Any:
+        return given["received_body"]
+
+    def body(**given: Any) -> Any:
+        return asyncio.run(endpoints.read_body(read, body_fields=fields, received_body=given))
+
+    for given, key in (({}, "a"), ({"extra_key": "b"}, "ab")):
+        salted = {"cache_salt": "a", **given}
+        assert body(**salted) == (salted if knows else {**salted, "extra_key": key})
+    assert body(extra_key="b") == {"extra_key": "b"}
+    if not knows:
+        with pytest.raises(RequestValidationError, match="cache_salt is one text"):
+            body(cache_salt=["a", "b"])

@@ -31,6 +31,8 @@ async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     from fastapi.exceptions import RequestValidationError
 
     try:
+        if "received_body" in kwargs:
+            kwargs["received_body"] = _salted(kwargs["received_body"], kwargs.get("body_fields"))
         if _is_anthropic(kwargs.get("body_fields")):
             kwargs["received_body"], _ = documents.as_text(kwargs["received_body"])
         return await original(*args, **kwargs)
@@ -48,8 +50,24 @@ def mistaken(original: Callable[..., None], error: Any, errors: Any, *, body: An
 
 
 def _is_anthropic(fields: Any) -> bool:
-    models = [getattr(getattr(field, "field_info", None), "annotation", None) for field in fields or ()]
-    return any(getattr(model, "__name__", "") in _WITH_DOCUMENTS for model in models)
+    return any(getattr(model, "__name__", "") in _WITH_DOCUMENTS for model in _models(fields))
+
+
+def _models(fields: Any) -> list[Any]:
+    return [getattr(getattr(field, "field_info", None), "annotation", None) for field in fields or ()]
+
+
+def _salted(body: Any, fields: Any) -> Any:
+    """A body for `/generate` of SGLang 0.5.17, which knows no salt there, ignores it, and serves one tenant's cache to
+    another: it becomes part of the extra key, as at OpenAI's endpoints."""
+    salt = body.get("cache_salt") if isinstance(body, dict) else None
+    native = [model for model in _models(fields) if getattr(model, "__name__", "") == "GenerateReqInput"]
+    if salt is None or not native or "cache_salt" in native[0].__dataclass_fields__:
+        return body
+    key = body.get("extra_key")
+    if not isinstance(salt, str) or not isinstance(key, str | None):
+        raise ConfigError(f"with this SGLang cache_salt is one text, for all prompts: {shown(salt)}")
+    return {**body, "extra_key": salt + (key or "")}
 
 
 async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -> Any:
