@@ -176,7 +176,7 @@ FRONTEND: tuple[Hook, ...] = (
         "AROUND",
         "frontend.texts:encode_prompt",
         HTTP,
-        since="0.5.23",
+        since="0.5.22",
     ),
     Hook(
         "srt.entrypoints.openai.parallel_prompt_encode:split_prompt",
@@ -202,6 +202,6 @@ FRONTEND: tuple[Hook, ...] = (
         "frontend.rust:meet",
         SCHEDULER,
         "rust",
-        since="0.5.22",
+        since="0.5.23",
     ),
 )
