@@ -18,6 +18,7 @@ from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.cluster.router import Router
 from sglang_hybrid.cluster.workers import Workers, checked
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.process import allow_files
 from sglang_hybrid.routing.policies import POLICIES
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ async def serve(
 
     With `peers` it is a router of pairs. A second signal ends it at once, by CancelledError.
     """
+    allow_files()  # two for each request
     stopping, serving, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
 
     def stop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import aiohttp
 import orjson
 
 from sglang_hybrid.cluster.channel import Channel, Follower
+from sglang_hybrid.cluster.mistakes import Seldom
 from sglang_hybrid.core import addresses
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.routing.index import RestartIndex
@@ -32,6 +34,9 @@ READY_S = 25.0
 """For the first answer of a worker: SGLang gives the token twenty seconds."""
 
 MISSED = 3
+
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+_short = Seldom()
 
 
 @dataclass
@@ -223,6 +228,9 @@ class Workers:
                     raise OSError(f"{READY} answers {answer.status}")
             await self._meet(worker)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            if is_ours(error) and worker.there:
+                await asyncio.sleep(LOOK_S)
+                return
             worker.missed += 1
             slow = isinstance(error, TimeoutError) and worker.missed < MISSED
             if slow and worker.there:
@@ -311,6 +319,15 @@ class Workers:
             }
             for worker in self.all.values()
         ]
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether it is the router that has no file, port or memory left, which it logs: the worker is well."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    ours = isinstance(cause, OSError) and cause.errno in _OURS
+    if ours and _short.due():
+        logger.error("the router itself can open no connection (ulimit -n, ports, memory): %s", cause)
+    return ours
 
 
 def reason(error: Exception) -> str:

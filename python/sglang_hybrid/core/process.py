@@ -5,11 +5,13 @@ import ctypes
 import gc
 import os
 import random
+import resource
 import signal
 import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_FILES = 65_535  # as SGLang
 _PARENT_KEY = "SGLANG_HYBRID_PARENT"
 
 
@@ -27,6 +29,18 @@ def take_care_of_files() -> None:
                 os.set_inheritable(number, True)
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
     os.umask(os.umask(0) | 0o022)
+
+
+def allow_files() -> int:
+    """Let this process and its children open as many files as may be had, 65,535 at most; returns how many those are.
+
+    A shell gives 1,024 mostly, and every connection is one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

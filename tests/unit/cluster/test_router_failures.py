@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from typing import Any
 
+import aiohappyeyeballs
 import aiohttp
 import pytest
 
@@ -95,5 +99,45 @@ def test_a_worker_that_stops_answering_loses_its_requests(monkeypatch: pytest.Mo
                 assert (await answer.json())["of"] == other.url
             stuck.well, stuck.behave = True, "answer"
             await until(lambda: workers.all[stuck.url].healthy)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+def test_a_router_without_a_file_left_takes_no_worker_for_gone(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended all requests of all workers: one connection more than `ulimit -n` allows was enough."""
+    monkeypatch.setattr(workers_module, "LOOK_S", 0.02)
+    connect, short = aiohappyeyeballs.start_connection, False
+
+    async def run() -> None:
+        nonlocal short
+        one, two = FakeWorker(), FakeWorker()
+        ports: set[int] = set()
+
+        async def refused(*, addr_infos: Any, **more: Any) -> Any:
+            if short and addr_infos[0][4][1] in ports:
+                raise OSError(number, os.strerror(number))
+            return await connect(addr_infos=addr_infos, **more)
+
+        monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", refused)
+        async with cluster(one, two) as (url, client, workers):
+            ports.update(worker.server.port for worker in (one, two) if worker.server.port)
+            one.behave = two.behave = "hang"
+            runs = asyncio.create_task(client.post(url + "/generate", json={"text": "a"}))
+            await until(lambda: len(one.requests) + len(two.requests) == 1)
+            short = True
+            # Some go over connections of before, and hang.
+            more = [asyncio.create_task(client.post(url + "/generate", json={"text": "a"})) for _ in range(8)]
+            done, _ = await asyncio.wait(more, return_when=asyncio.FIRST_COMPLETED)
+            async with done.pop().result() as answer:
+                assert (answer.status, "router cannot reach" in await answer.text()) == (503, True)
+            await asyncio.sleep(0.2)  # looks that come to nothing either
+            assert all(worker.healthy for worker in workers.all.values())
+            one.behave = two.behave = "answer"
+            one.release.set()
+            two.release.set()
+            async with await runs as answer:
+                assert answer.status == 200
+            assert {answer.status for answer in await asyncio.gather(*more)} <= {200, 503}
 
     asyncio.run(run())
