@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -182,10 +183,13 @@ class _Kept:
         vain, loop = 0, asyncio.get_running_loop()
         while vain < GIVE_UP:
             began = loop.time()
-            self.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it with its logs
-            self._server = server = Server(
-                self._folder, self.flags, port=self.port, log=self.log, environment=self._environment
-            )
+            try:
+                self._server = server = self._start()
+            except OSError as error:  # no process more, for one
+                vain += 1
+                logger.error("%s cannot be started: %s", self.name, error)
+                await asyncio.sleep(min(30.0, 2.0**vain))
+                continue
             ready = await self._ready(server)
             if ready:
                 vain = 0
@@ -201,6 +205,15 @@ class _Kept:
                 self.log.rename(self.log.with_suffix(".log.before"))
             await asyncio.sleep(min(30.0, 2.0**vain))
         logger.error("%s stays down after %d starts that came to nothing", self.name, vain)
+
+    def _start(self) -> Server:
+        start = partial(Server, self._folder, self.flags, port=self.port, environment=self._environment)
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it with its logs
+            return start(log=self.log)
+        except OSError as error:  # a full disk is no reason to serve nobody
+            logger.error("%s starts without a log: %s", self.name, error)
+            return start(log=Path(os.devnull))
 
     async def _ready(self, server: Server) -> bool:
         while server.process.poll() is None:
@@ -222,7 +235,9 @@ async def _run(options: argparse.Namespace, servers: list[_Kept]) -> int:
         finally:
             for kind in kinds:  # or they would start again what is stopped
                 kind.cancel()
-            await asyncio.gather(*kinds, return_exceptions=True)
+            for ended in await asyncio.gather(*kinds, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    logger.error("the cluster stops on an error of its own", exc_info=ended)
         up = False
         os.kill(os.getpid(), 15)  # none is left
 

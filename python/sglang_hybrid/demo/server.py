@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -96,7 +97,7 @@ class Server:
         try:
             with urllib.request.urlopen(self.url + "/health_generate", timeout=30) as response:
                 return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
+        except (http.client.HTTPException, urllib.error.URLError, OSError):
             return False
 
     def __enter__(self) -> Server:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +78,35 @@ def test_a_server_whose_log_was_removed_is_started_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(asyncio, "sleep", at_once)
     asyncio.run(server.keep())
     assert starts == [server.log] * local.GIVE_UP
+
+
+def test_a_server_is_started_again_on_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error here ended all other servers too, and the cluster, without a word."""
+    starts: list[Path] = []
+
+    class Dead:
+        def __init__(self, *_: Any, log: Path, **__: Any) -> None:
+            starts.append(log)
+            if log != Path(os.devnull) or len(starts) > 4:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.process = SimpleNamespace(poll=lambda: 1, returncode=1)
+
+        def stop(self) -> None: ...
+
+        def log_tail(self, _: int) -> str:
+            return ""
+
+    async def at_once(_: float) -> None: ...
+
+    server = started(monkeypatch, tmp_path, servers=1)[0]
+    monkeypatch.setattr(local, "Server", Dead)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    asyncio.run(server.keep())
+    assert starts == [server.log, Path(os.devnull)] * local.GIVE_UP
+    assert "starts without a log: [Errno 28]" in caplog.text
+    assert "cannot be started: [Errno 28]" in caplog.text
 
 
 def test_others_and_one_alone_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
