@@ -3,6 +3,10 @@
 from importlib import import_module
 from typing import Any
 
+from sglang_hybrid.core.errors import EngineDied
+
+__all__ = ["Engine", "EngineDied"]
+
 __version__ = "0.1.0"
 
 

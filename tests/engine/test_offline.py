@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.engine.support import PATIENCE_S, Reference
@@ -32,6 +34,109 @@ if __name__ == "__main__":
         print("refused", error)
     engine.shutdown()
 """
+
+
+LOST = """
+import asyncio, contextlib, os, signal, subprocess, sys, threading, time
+import psutil
+import sglang_hybrid
+
+LONG = {"max_new_tokens": 20000, "temperature": 0, "ignore_eos": True}
+ids = list(range(3, 53))
+
+def sglangs():
+    found = {}
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found[" ".join(each.cmdline())] = each
+    return {title: each for title, each in found.items() if "sglang::" in title}
+
+def kill(name):
+    next(process for title, process in sglangs().items() if name in title).kill()
+
+def tell(what, call):
+    try:
+        print(what, "answered", bool(call()), flush=True)
+    except sglang_hybrid.EngineDied as error:
+        print(what, "raised", error, flush=True)
+
+def while_it_runs(name):
+    threading.Timer(1, kill, [name]).start()
+
+def start():
+    return sglang_hybrid.Engine(model_path=sys.argv[1], max_running_requests=4)
+
+def streamed(engine):
+    return [chunk for chunk in engine.generate(input_ids=ids, sampling_params=LONG, stream=True)]
+
+async def gathered(engine):
+    calls = (engine.async_generate(input_ids=ids, sampling_params=LONG) for _ in range(3))
+    kinds = {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)}
+    assert kinds == {sglang_hybrid.EngineDied}, kinds
+    raise sglang_hybrid.EngineDied("in all of them")
+
+if __name__ == "__main__":
+    mine = subprocess.Popen(["sleep", "3600"], start_new_session=True, stdout=-3, stderr=-3)  # /dev/null
+    short = {**LONG, "max_new_tokens": 4}
+    engine = start()
+    while_it_runs("scheduler")
+    tell("a call", lambda: streamed(engine))
+    tell("a later call", lambda: engine.generate(input_ids=ids, sampling_params=LONG))
+    print("left", sorted(sglangs()), flush=True)
+
+    other = start()
+    engine.shutdown()
+    tell("another engine", lambda: other.generate(input_ids=ids, sampling_params=short))
+    try:
+        os.killpg(0, signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        tell("after Ctrl-C", lambda: other.generate(input_ids=ids, sampling_params=short))
+    kill("detokenizer")
+    tell("idle", lambda: other.generate(input_ids=ids, sampling_params=LONG))
+
+    third = start()
+    while_it_runs("detokenizer")
+    tell("calls at once", lambda: asyncio.run(gathered(third)))
+    third.shutdown()
+    print("left", sorted(sglangs()), mine.poll(), flush=True)
+    mine.kill()
+    mine.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+    print("SIGTERM was not heard")
+"""
+
+
+def test_a_script_outlives_its_engines(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """SGLang's kills the script with its own process, or the next call waits for ever."""
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    command = [sys.executable, script, models("gdn")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, start_new_session=True, check=False
+    )
+    assert done.returncode == -signal.SIGTERM, done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    died = "raised a process of the engine died, and it has ended; make another."
+    killed = f"{died} The operating system killed {{}}, most often for memory: lower"
+    expected = [
+        f"a call {killed.format('scheduler_0')}",
+        f"a later call {killed.format('scheduler_0')}",
+        "left []",
+        "another engine answered True",
+        "after Ctrl-C answered True",
+        f"idle {killed.format('detokenizer')}",
+        "calls at once raised in all of them",
+        "left [] None",
+    ]
+    assert len(told) == len(expected), done.stdout + done.stderr
+    for line, start in zip(told, expected, strict=True):
+        assert line.startswith(start), done.stdout
+    named = str(tmp_path)
+    left = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == named]
+    psutil.wait_procs(left, timeout=PATIENCE_S)
+    assert [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_a_script_is_served_from_cache_and_its_log_can_be_simulated(

@@ -17,5 +17,9 @@ class PoolExhausted(HybridError):
     """A pool is full right now; the caller degrades (skips a checkpoint, evicts, retracts) and goes on."""
 
 
+class EngineDied(HybridError, RuntimeError):
+    """An engine of this process is no more, nor what was asked of it; another one can be made."""
+
+
 class InvariantError(HybridError, AssertionError):
     """A bug of this package: an internal structure contradicts itself or was used against its contract."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from typing import Any
 
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import report
-from sglang_hybrid.engine.launch import disaggregation, rust
+from sglang_hybrid.engine.launch import disaggregation, rust, stop
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
@@ -72,13 +71,4 @@ def build_cache(ctx: Any) -> Any:
 def explain_dead_child(handler: Any, *_: Any, **__: Any) -> None:
     """Said by the HTTP process before SGLang kills what is left and exits. `handler` is SGLang's SignalHandler."""
     watchdog = handler.tokenizer_manager._subprocess_watchdog
-    watched = zip(watchdog._names, watchdog._processes, strict=True) if watchdog is not None else ()
-    killed = [name for name, process in watched if process.exitcode == -signal.SIGKILL]
-    if killed:
-        cause = (
-            f"The operating system killed {', '.join(killed)}, most often for memory: lower --mem-fraction-static (GPU)"
-            " or --hybrid-cpu-memory-gb (CPU)."
-        )
-    else:
-        cause = "Its own message stands above."
-    logger.error("A server process died and the server stops. %s", cause)
+    logger.error("A server process died and the server stops. %s", stop.cause(watchdog))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import early, flags, preparation
+from sglang_hybrid.engine.launch import early, embedded, flags, preparation
 
 _PREFIX = "hybrid_"
 
@@ -21,7 +21,8 @@ def Engine(**arguments: Any) -> Any:
     SGLang's, the calling script needs `if __name__ == "__main__"`. Requests and answers are SGLang's too:
     `meta_info["cached_tokens_details"]` has a `miss_<reason>` for every prompt token that was not cached.
 
-    Call it before anything imports SGLang. Raises ConfigError for what the launcher would refuse.
+    Call it before anything imports SGLang. Raises ConfigError for what the launcher would refuse, and EngineDied, as
+    every call of it does, when one of its processes died: this process goes on, and may make another.
     """
     config, given = split(arguments)
     words = as_flags(given)
@@ -33,7 +34,7 @@ def Engine(**arguments: Any) -> Any:
 
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return StockEngine(**given, **{name: parsed[name] for name in added})
+    return embedded.start(StockEngine, given | {name: parsed[name] for name in added})
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[HybridConfig, dict[str, Any]]:

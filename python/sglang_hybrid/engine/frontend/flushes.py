@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from sglang_hybrid.engine.frontend.segments import parallel
+from sglang_hybrid.engine.launch import embedded
 
 
 async def all_of_them(original: Callable[..., Any], communicator: Any, message: Any) -> Any:
@@ -17,7 +19,9 @@ async def all_of_them(original: Callable[..., Any], communicator: Any, message: 
     kind = type(message).__name__
     if kind.startswith(("FlushCache", "UpdateWeight")):
         parallel.forget()
-    answers = await original(communicator, message)
+    engine = embedded.of(communicator)
+    async with nullcontext() if engine is None else engine.alive():
+        answers = await original(communicator, message)
     if kind == "FlushCacheReqInput":
         answers = sorted(answers, key=lambda answer: bool(answer.success))
     return answers

@@ -18,6 +18,7 @@ from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.prompts import divide
 from sglang_hybrid.engine.frontend.settings import settings
+from sglang_hybrid.engine.launch import embedded
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,9 @@ async def generate(
     token_cache.enter_of(obj)
     divide(obj, manager.tokenizer, path)
     parallel.outer.set(None if request is None else obj)
+    asked, engine = original(manager, obj, request), embedded.of(manager)
     try:
-        async with aclosing(original(manager, obj, request)) as answers:
+        async with aclosing(asked if engine is None else engine.answers(asked)) as answers:
             async for answer in answers:
                 yield answer
     finally:

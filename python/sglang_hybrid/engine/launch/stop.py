@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from multiprocessing.connection import wait
 from pickle import UnpicklingError
 from threading import current_thread, main_thread
@@ -38,6 +40,14 @@ asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Whether what runs here ends a server because somebody asked for it (`frontend/drain.py`)."""
 
 _missed: list[int] = []
+_CAUSES = {
+    signal.SIGKILL: "The operating system killed {}, most often for memory: lower --mem-fraction-static (GPU) or "
+    "--hybrid-cpu-memory-gb (CPU).",
+}
+spared: list[Callable[[bool], bool]] = []
+"""Asked whether this process, or what is below it, is not SGLang's to kill."""
+_keepers: list[ThreadPoolExecutor | None] = []
+"""Threads that are the parents of children."""
 _supervisors: list[Any] = []
 """uvicorn's, of HTTP workers."""
 
@@ -52,11 +62,37 @@ def hold_back_in_children() -> None:
 
     spawn = util.spawnv_passfds
 
+    util.spawnv_passfds = partial(_spawn, spawn)
+
+
+@contextmanager
+def held_back_in_spawned() -> Iterator[None]:
+    """While it lasts, a spawned child starts with these signals blocked, for good: who started it ends it by SIGKILL.
+
+    In a thread, another one starts it, which ends with the process: SGLang binds its children to their parent, and to
+    the kernel that is the thread that started them.
+    """
+    from multiprocessing import util
+
+    spawn = util.spawnv_passfds
+    keeper = None if current_thread() is main_thread() else ThreadPoolExecutor(1, "keeps-children")
+
     def blocked(*arguments: Any) -> int:
-        with held_back():
-            return spawn(*arguments)
+        if keeper is not None and current_thread() is not main_thread():
+            return keeper.submit(_spawn, spawn, *arguments).result()
+        return _spawn(spawn, *arguments)
 
     util.spawnv_passfds = blocked
+    _keepers.append(keeper)
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = spawn
+
+
+def _spawn(spawn: Callable[..., int], *arguments: Any) -> int:
+    with held_back():
+        return spawn(*arguments)
 
 
 @contextmanager
@@ -169,12 +205,25 @@ def status() -> int:
     return DIED if any(worker.exitcode == _NEVER_STARTED for worker in workers) else 0
 
 
+def cause(watchdog: Any) -> str:
+    """Why a process that SGLang's `watchdog` watches ended, as far as its status says; `watchdog` may be None."""
+    watched = zip(watchdog._names, watchdog._processes, strict=True) if watchdog is not None else ()
+    ended = {name: process.exitcode for name, process in watched}
+    for number, said in _CAUSES.items():
+        if names := ", ".join(name for name, status in ended.items() if status == -number):
+            return said.format(names)
+    return "Its own message stands above."
+
+
 def end_with_status(original: Callable[..., Any], pid: int | None, include_parent: bool = True, **others: Any) -> Any:
     """AROUND hook of `kill_process_tree`: a process that ends itself does so with status 1, after its children.
 
     SGLang sends it SIGKILL: that looks like the kernel's out-of-memory killer (137), and children outlive it. In 0.5.17
-    a server that was told to stop comes here too, once all requests have ended: its status is 0.
+    a server that was told to stop comes here too, once all requests have ended: its status is 0. A process that merely
+    has engines does not end.
     """
+    if pid == os.getpid() and any(spares(include_parent) for spares in spared):
+        return None
     if pid != os.getpid() or not include_parent:
         return original(pid, include_parent, **others)
     with suppress(ValueError):  # not the main thread

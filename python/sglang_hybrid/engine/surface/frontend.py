@@ -151,6 +151,9 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_USAGE + "calculate_streaming_usage", "AFTER", "frontend.usage:explain_stream", HTTP),
     Hook(_TOKENIZER + "SignalHandler.running_phase_sigquit_handler", "BEFORE", "backend:explain_dead_child", HTTP),
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
+    Hook("srt.entrypoints.engine:Engine.shutdown", "AROUND", "launch.embedded:shutdown", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "AROUND", "launch.embedded:keep_signals", HTTP),
+    Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "AROUND", "launch.embedded:check", HTTP),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
     Hook(
         "srt.managers.multi_tokenizer_mixin:MultiTokenizerRouter.__init__",
