@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,26 @@ def test_only_a_kill_is_taken_for_lack_of_memory(
         backend.explain_dead_child(SimpleNamespace(tokenizer_manager=SimpleNamespace(_subprocess_watchdog=watchdog)))
     assert said in caplog.text
     assert ("memory" in caplog.text) == ("memory" in said)
+
+
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+def a_container_can_be_had() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run([*CONTAINER, "true"], stderr=-3).returncode == 0
+
+
+@pytest.mark.skipif(not a_container_can_be_had(), reason="this user may have no process namespace of its own")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_process_of_a_container_ends_too(number: signal.Signals, status: int) -> None:
+    """The kernel drops a signal that would end it: its children were killed, and it went on."""
+    code = "import time; from sglang_hybrid.engine.launch import stop\nwith stop.quick_end():\n"
+    code += " print('up', flush=True); time.sleep(30)"
+    with subprocess.Popen([*CONTAINER, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        psutil.Process(process.pid).children()[0].send_signal(number)
+        assert process.wait() == status
 
 
 def test_a_command_of_a_child_that_starts_outlives_signals_to_the_group() -> None:

@@ -165,6 +165,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
             os._exit(INTERRUPTED)
         signal.signal(number, signal.SIG_DFL)  # as who waits for this process expects it
         signal.raise_signal(number)
+        os._exit(128 + number)  # the first process of a container: the kernel sends it nothing that would end it
 
 
 def keep_handlers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
