@@ -26,6 +26,7 @@ from tests.engine.support import eventually
     [
         ([None, -9], "killed detokenizer, most often for memory: lower"),
         ([-9, -9], "killed scheduler_0, detokenizer, most often for memory"),
+        ([-7, None], "A bus error ended scheduler_0, most often because /dev/shm is full"),
         ([1, None], "Its own message stands above."),
         ([None, None], "Its own message stands above."),  # it reports its exception before it ends
         ([-15, None], "Its own message stands above."),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import disaggregation, packages, writable
+from sglang_hybrid.core.process import allow_files
+from sglang_hybrid.engine.launch import disaggregation, limits, packages, writable
 from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 
@@ -57,7 +58,7 @@ def examine() -> list[Finding]:
         findings.append(_cpu_stand_ins())
     if "psutil" not in broken:
         findings.append(_memory())
-    return [*findings, _shared_memory()]
+    return [*findings, _files(), _shared_memory()]
 
 
 def _version(name: str) -> str | None:
@@ -162,6 +163,11 @@ def _memory() -> Finding:
     value = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
     low = memory.available < 3e9
     return Finding("memory", value, "a server takes about 2.5 GB before any cache; free some memory" if low else None)
+
+
+def _files() -> Finding:
+    most = allow_files()
+    return Finding("open files", f"{most:,}", limits.too_few(most))
 
 
 def _shared_memory() -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import disaggregation, early, environment, rust, writable
+from sglang_hybrid.engine.launch import disaggregation, early, environment, limits, rust, writable
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -21,6 +21,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
         early.check(seen, config)
         disaggregation.prepare(seen, rest)
     writable.check()
+    limits.check(seen)
     from sglang_hybrid.engine.launch import cpu_profile, platform
 
     # The plugin asks for it; and children may be copies of this process, with the hooks that are registered here.

@@ -43,6 +43,8 @@ _missed: list[int] = []
 _CAUSES = {
     signal.SIGKILL: "The operating system killed {}, most often for memory: lower --mem-fraction-static (GPU) or "
     "--hybrid-cpu-memory-gb (CPU).",
+    signal.SIGBUS: "A bus error ended {}, most often because /dev/shm is full: make it larger (docker run --shm-size "
+    "1g).",
 }
 spared: list[Callable[[bool], bool]] = []
 """Asked whether this process, or what is below it, is not SGLang's to kill."""
