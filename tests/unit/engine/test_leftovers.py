@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +41,7 @@ def test_the_first_process_removes_what_the_controller_of_replicas_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one is killed: five files for each replica stayed behind every server of several."""
-    for name in ("_mine", "_told"):
+    for name in ("_mine", "_told", "_held"):
         monkeypatch.setattr(leftovers, name, [])
     files = [tmp_path / name for name in ("tokenizer", "input of a replica")]
     ports = [
@@ -53,6 +57,61 @@ def test_the_first_process_removes_what_the_controller_of_replicas_named(
     monkeypatch.setattr(leftovers, "_mine", first)
     leftovers.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+NOTES = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from sglang_hybrid.engine.launch import leftovers
+
+def note(name):
+    file = Path(os.environ["TMPDIR"], name)
+    file.touch()
+    leftovers.note(SimpleNamespace(tokenizer_ipc_name=f"ipc://{file}", instance_id=name))
+
+if __name__ == "__main__":
+    note(sys.argv[1])
+    print("noted", flush=True)
+    if "wait" in sys.argv:
+        sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL if "kill" in sys.argv else signal.SIGCONT)
+"""
+
+
+def test_the_next_start_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    script, folder = tmp_path / "notes.py", tmp_path / "folder"
+    script.write_text(NOTES)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    with start([sys.executable, script, "lives", "wait"]) as lives:
+        assert lives.stdout.readline() == "noted\n"
+        others = folder / "sglang-hybrid-files-of-somebody"
+        others.write_text(f"{folder / 'lives'}\n")
+        others.chmod(0o666)
+        with start([sys.executable, script, "killed", "kill"]) as killed:
+            assert killed.wait() == -signal.SIGKILL
+        assert {"lives", "killed"} < {file.name for file in folder.iterdir()}
+        outside = tmp_path / "outside"
+        outside.touch()
+        (record,) = (file for file in folder.glob("sglang-hybrid-files-*") if "killed" in file.read_text())
+        record.write_text(record.read_text() + f"{outside}\n{folder / 'metrics'}\n")
+        (folder / "metrics").mkdir()
+        (folder / "metrics" / "counter.db").touch()
+        with start([sys.executable, script, "next"]) as after:
+            assert after.wait() == 0
+        assert {file.name for file in folder.iterdir()} - {others.name} == {"lives", *named(folder, "lives")}
+        assert outside.exists()
+        lives.communicate("\n")
+    assert [file.name for file in folder.iterdir()] == [others.name]
+
+
+def named(folder: Path, name: str) -> set[str]:
+    """The file in which it is written down that a process named `name`."""
+    return {file.name for file in folder.glob("sglang-hybrid-files-*") if f"/{name}\n" in file.read_text()} - {
+        "sglang-hybrid-files-of-somebody"
+    }
 
 
 def test_a_server_that_ends_at_once_leaves_no_folder_of_metrics(

@@ -3,22 +3,32 @@ shared memory.
 
 A container that keeps its `/dev/shm`, 64 MiB by default, would run out of it after a few thousand starts. With several
 ranks the third start would end in a bus error: the first rank hands requests to the others through 24 MiB of it.
+
+A first process that is killed removes nothing. So it writes down what it named, in a file that it holds locked, and the
+next start removes what stands in such a file that nobody holds.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _SOCKET = "ipc://"
+_RECORD = "sglang-hybrid-files-"
+_SHARED = "/dev/shm"
 _mine: list[tuple[int, str]] = []
 _routers: list[tuple[int, Any]] = []
 """What knows the sockets of HTTP workers, each of which names its own and is ended by a signal."""
+_held: list[int] = []
+"""The file that this process holds, open."""
 _told: list[Path] = []
 """Where the controller of data-parallel replicas, which is killed, writes what it names: beside a file of the first."""
 
@@ -29,12 +39,57 @@ def note(ports: Any, *args: Any, **kwargs: Any) -> None:
 
     if not _mine:
         atexit.register(remove)
+    if not _mine and not _told:
+        _sweep()
     names = [name for name in vars(ports).values() if isinstance(name, str)]
     files = [*_files(names), shm_path_for(ports.instance_id)]
     _mine.extend((os.getpid(), file) for file in files)
+    if not _told:
+        _write_down(files)
     for place in _told:
         with place.open("a") as told:
             told.writelines(f"{file}\n" for file in files)
+
+
+def _write_down(files: list[str]) -> None:
+    """A full disk is no reason not to start."""
+    with suppress(OSError):
+        if not _held:
+            number, name = tempfile.mkstemp(prefix=_RECORD)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.append(number)
+            _mine.append((os.getpid(), name))
+        metrics = getattr(_metrics(), "name", None)
+        os.write(_held[0], "".join(f"{name}\n" for name in (*files, metrics) if name).encode())
+
+
+def _sweep() -> None:
+    """Remove what processes that are no more wrote down: of this user, and where SGLang puts such files."""
+    folder = tempfile.gettempdir()
+    for record in Path(folder).glob(f"{_RECORD}*"):
+        with suppress(OSError, UnicodeDecodeError):
+            number = os.open(record, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(number) as file:
+                found = os.fstat(number)
+                if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_nlink != 1:
+                    continue  # anybody may write into that folder
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in file.read().splitlines():
+                    _remove_one(name, (folder, _SHARED))
+            record.unlink()
+
+
+def _remove_one(name: str, folders: tuple[str, str]) -> None:
+    if os.path.dirname(name) not in folders or os.path.islink(name):
+        return
+    if os.path.isdir(name):  # of metrics
+        shutil.rmtree(name, ignore_errors=True)
+        return
+    with suppress(OSError):
+        for named in _beside(name).read_text().splitlines():
+            _remove_one(named, folders)
+        _unlink(str(_beside(name)))
+    _unlink(name)
 
 
 def tell(_controller: Any, _server_args: Any, ports: Any) -> None:
@@ -77,10 +132,18 @@ def remove() -> None:
                 for named in _beside(file).read_text().splitlines():
                     _unlink(named)
                 _beside(file).unlink()
-    metrics = getattr(sys.modules.get("sglang.srt.utils.common"), "prometheus_multiproc_dir", None)
+    metrics = _metrics()
     if metrics is not None and any(process == os.getpid() for process, _ in _mine):
         with suppress(OSError):  # a child that is just being killed may still write into it
             metrics.cleanup()
+    if any(process == os.getpid() for process, _ in _mine):
+        while _held:
+            os.close(_held.pop())
+
+
+def _metrics() -> Any:
+    """The folder of metrics, if this process has one of its own."""
+    return getattr(sys.modules.get("sglang.srt.utils.common"), "prometheus_multiproc_dir", None)
 
 
 def _unlink(file: str) -> None:
