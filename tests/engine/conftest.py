@@ -14,11 +14,12 @@ from sglang_hybrid.engine import compat
 from tests.engine.composition import Composition
 from tests.engine.support import PATIENCE_S, Client, Reference
 
-REFUSED = {
-    **({} if compat.complete() else {"--hybrid-segments": "on", "--hybrid-memory": "elastic"}),
-    **({} if compat.at_least("0.5.21") else {"--hybrid-state-events": "published"}),
-}
-"""Flags with which a server is refused before the start by what is installed."""
+REFUSED: dict[str, str | None] = {}
+"""Flags with which a server is refused before the start by what is installed, and their values, None for any."""
+if not compat.complete():
+    REFUSED |= {"--hybrid-segments": "on", "--hybrid-memory": "elastic", "--speculative-algorithm": None}
+if not compat.at_least("0.5.21"):
+    REFUSED["--hybrid-state-events"] = "published"
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def serve(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 
     def get(preset: str, *flags: str) -> Client:
         key = (preset, *flags)
-        if any(REFUSED.get(flag) == value for flag, value in pairwise(flags)):
+        if any(flag in REFUSED and REFUSED[flag] in (None, value) for flag, value in pairwise(flags)):
             pytest.skip("refused before the start with this SGLang")
         client = running.pop(key, None)
         if client is None:
