@@ -17,8 +17,9 @@ from sglang_hybrid.engine.frontend.token_cache import PIECE, TokenCache, cuts
 WORDS = ["the", "State", " of", "a", "  ", "\n", "\n\n", "12", "345", "é", "e\u0301", "ﬁ", "漢字", "🙂"]
 WORDS += ["'s", "_x", "<|", "|>"]
 MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<tool>", "[END]", "word", "<|im_end|>>", "<mask>", "<low>"]
-MARKS += ["<to"]
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>[END]<tool></s>word{% endfor %}"
+MARKS += ["<to", "<only>", "<left>"]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>[END]<tool></s>{% endfor %}"
+TEMPLATE += "word<only><left>"
 MANY = [f"<{number}>" for number in range(99)]
 SPLIT = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -90,6 +91,8 @@ def wrapped(made: Tokenizer, **options: Any) -> Any:
             AddedToken("<to", normalized=False),
             AddedToken("<mask>", normalized=False, lstrip=True, rstrip=True),
             AddedToken("<low>", normalized=True),
+            AddedToken("<only>", normalized=False, single_word=True),
+            AddedToken("<left>", normalized=False, lstrip=True),
         ]
     )
     return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=TEMPLATE, eos_token="</s>", **options)

@@ -96,19 +96,19 @@ def _bytes(key: tuple[str, str], kept: array[int]) -> int:
 
 
 def cuts(added: Sequence[tuple[str, bool]], likely: str) -> list[str]:
-    """Of the `added` tokens of a tokenizer, (text, normalized), those in `likely` before which any text can be cut.
+    """Of the `added` tokens of a tokenizer, (text, bound), those in `likely` before which any text can be cut.
 
-    A tokenizer finds one of those wherever it stands. None begins before another and ends within it or behind it, none
-    is looked for in text that was normalized, and its ends are no letters and no space, which change what tokens beside
-    it may match or take.
+    A tokenizer finds one of those wherever it stands, and takes nothing before it; what is `bound` depends on what is
+    around it. None begins before another and ends within it or behind it, and none has ends that are letters or space,
+    which change what tokens beside it may match or take.
     """
     texts = [text for text, _ in added if text]
     found = [
         text
-        for text, normalized in added
+        for text, bound in added
         if text
         and text in likely
-        and not normalized
+        and not bound
         and not any(end.isalnum() or end.isspace() or end == "_" for end in (text[0], text[-1]))
         and not any(_hides(other, text) for other in texts)
     ]
@@ -167,7 +167,10 @@ def _cache(tokenizer: Any) -> TokenCache | None:
         getattr(ours, name) is not getattr(base, name) for name in ("encode", "__call__", "_encode_plus")
     ):
         return None
-    added = [(token.content, bool(token.normalized)) for token in tokenizer.added_tokens_decoder.values()]
+    added = [
+        (token.content, bool(token.normalized or token.single_word or token.lstrip))
+        for token in tokenizer.added_tokens_decoder.values()
+    ]
     likely = f"{tokenizer.chat_template or ''} {tokenizer.all_special_tokens}"
     found = cuts(added, likely)
     if not found:
