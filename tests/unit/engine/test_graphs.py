@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.engine import offline
 from sglang_hybrid.engine.cache import captured
-from sglang_hybrid.engine.launch import flags, preparation
+from sglang_hybrid.engine.launch import embedded, flags, preparation
 from sglang_hybrid.engine.surface import registration
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -108,7 +109,13 @@ def test_the_offline_engine_starts_without_it_too(
     tmp_path: Path, on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: dict[str, Any] = {}
-    monkeypatch.setattr("sglang.srt.entrypoints.engine.Engine", lambda **given: started.update(given))
+
+    def start(**given: Any) -> Any:
+        started.update(given)
+        return SimpleNamespace(tokenizer_manager=None)
+
+    monkeypatch.setattr(embedded, "_engines", [])
+    monkeypatch.setattr("sglang.srt.entrypoints.engine.Engine", start)
     monkeypatch.setattr(preparation, "enter", lambda *_: None)
     with pytest.warns(UserWarning, match="prefills run without CUDA graphs"):
         offline.Engine(model_path=str(write(tmp_path, FALCON)))
