@@ -9,7 +9,7 @@ import pytest
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock
-from sglang_hybrid.engine.cache.sessions import end_refused, end_turns, is_timed_out, reap
+from sglang_hybrid.engine.cache.sessions import end_crowded_out, end_refused, end_turns, is_timed_out, reap
 
 
 def _turn(session: Any, refused: bool = False) -> Any:
@@ -51,14 +51,26 @@ def test_a_turn_that_leaves_the_queue_is_over() -> None:
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_turn_that_finds_the_queue_full_is_over(dropped: bool) -> None:
     session = _session()
-    assert end_turns(lambda *_: dropped, _scheduler(), _turn(session)) is dropped
+    scheduler = _scheduler()
+    scheduler.max_queued_requests = 0
+    assert end_crowded_out(lambda *_: dropped, scheduler, _turn(session)) is dropped
     assert session._inflight is not dropped
 
 
-def test_without_sessions_nobody_looks_through_the_queue() -> None:
-    """It is asked with every request: ten thousand at once would take seconds."""
-    scheduler = SimpleNamespace(session_controller=SimpleNamespace(sessions={}))
-    assert end_turns(lambda *_: False, scheduler, _turn(None)) is False
+def test_nobody_looks_through_the_queue_of_many_without_a_reason() -> None:
+    """With every request, of ten thousand at once: it would take seconds."""
+
+    class Queue(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked through")
+
+    scheduler = _scheduler()
+    scheduler.waiting_queue = Queue([_turn(None)] * 3)
+    for most in (None, 4):
+        scheduler.max_queued_requests = most
+        assert end_crowded_out(lambda *_: False, scheduler, _turn(None)) is False
+    scheduler.session_controller.sessions.clear()
+    assert end_turns(lambda *_: False, scheduler, SimpleNamespace(abort_all=False)) is False
 
 
 @pytest.mark.parametrize(("answer", "over"), [(True, False), (False, True), (None, True)])

@@ -65,7 +65,7 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
     One that was matched has its session's memory already, and SGLang would take its end for that of an answer: its
     prompt would stand in the history of later turns. What stays in the queue is matched again.
     """
-    if not scheduler.session_controller.sessions:  # asked with every request, and the queue may be long
+    if not scheduler.session_controller.sessions:  # the queue may be long
         return original(scheduler, *args, **kwargs)
     if scheduler.disaggregation_mode.value != "decode":  # which matches before its queue
         for req in scheduler.waiting_queue:
@@ -79,6 +79,14 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
         if session is not None and (dropped is True if req in args else id(req) not in waiting):
             session.abort_req()
     return dropped
+
+
+def end_crowded_out(original: Callable[..., bool], scheduler: Any, req: Any) -> bool:
+    """AROUND hook of Scheduler._abort_on_queued_limit, asked with every request: `end_turns` if the queue is full."""
+    most = scheduler.max_queued_requests
+    if most is None or len(scheduler.waiting_queue) < most:
+        return original(scheduler, req)
+    return bool(end_turns(original, scheduler, req))
 
 
 def end_refused(original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:

@@ -161,7 +161,9 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_SESSIONS + "SessionController.maybe_reap", "BEFORE", "cache.sessions:reap", SCHEDULER),
     Hook(_SESSIONS + "Session.is_timed_out", "AROUND", "cache.sessions:is_timed_out", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
-    Hook("srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_turns", SCHEDULER),
+    Hook(
+        "srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_crowded_out", SCHEDULER
+    ),
     Hook(
         "srt.managers.scheduler:Scheduler._set_or_validate_priority", "AROUND", "cache.sessions:end_refused", SCHEDULER
     ),
