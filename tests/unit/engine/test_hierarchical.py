@@ -60,6 +60,16 @@ def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[s
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_a_folder_of_storage_that_nobody_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang finds out in the scheduler, once the model is loaded."""
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "kept", tmp_path / "file"):
+        monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder))
+        with pytest.raises(ConfigError, match=f"STORAGE_DIR: {folder}$"):
+            completed(tmp_path, QWEN3_NEXT, "--hicache-storage-backend", "file")
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
     with pytest.raises(ConfigError, match="on a CPU it was run with"):

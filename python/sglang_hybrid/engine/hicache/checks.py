@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +13,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch.preflight import Model
 
+_FOLDER, _USUAL = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/tmp/hicache"
 _PAGED = ("page_first", "page_first_direct", "page_first_kv_split")
 """Layouts of host memory in which a state has a place."""
 
@@ -34,6 +37,8 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         )
     if on_cpu:
         _check_cpu(namespace)
+    if getattr(namespace, "hicache_storage_backend", None) == "file":
+        _check_folder(Path(os.environ.get(_FOLDER) or _USUAL))
     if model.spec is None or not model.spec.checkpoint_bytes:
         return
     if getattr(namespace, "hicache_host_memory_mode", "cache") != "cache":
@@ -90,6 +95,17 @@ def _check_cpu(namespace: Any) -> None:
             "on a CPU files are the only storage that was run; choose --hicache-storage-backend file",
             f"--hicache-storage-backend {namespace.hicache_storage_backend}",
         )
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder of a storage of files: without it the scheduler would end, and what cannot be written is lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise _refusal(f"no file of the storage can be written; name a folder of this user's in {_FOLDER}", str(folder))
 
 
 def _size(namespace: Any) -> str:
