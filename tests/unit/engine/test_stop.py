@@ -172,8 +172,7 @@ def test_a_signal_during_the_start_leaves_no_file(tmp_path: Path, before: str, s
     script = f"""
 import os, signal
 from sglang_hybrid.engine.launch import leftovers, stop
-if {bool(ignored)}:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if {bool(ignored)} else signal.SIG_DFL)
 with stop.quick_end():
     leftovers._mine.append((os.getpid(), {str(tmp_path / "socket")!r}))
     open({str(tmp_path / "socket")!r}, "w").close()
@@ -238,6 +237,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 from sglang_hybrid.engine.launch import stop
 def ends(number, frame): pass
 signal.signal(signal.SIGQUIT, ends)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
 supervisor = Multiprocess.__new__(Multiprocess)
 stop.keep_handlers(Multiprocess.__init__, supervisor, SimpleNamespace(workers=2), [])
 assert signal.getsignal(signal.SIGQUIT) is ends
