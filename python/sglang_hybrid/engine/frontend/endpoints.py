@@ -60,9 +60,10 @@ def _models(fields: Any) -> list[Any]:
 def _salted(body: Any, fields: Any) -> Any:
     """A body for `/generate` of SGLang 0.5.17, which knows no salt there, ignores it, and serves one tenant's cache to
     another: it becomes part of the extra key, as at OpenAI's endpoints."""
-    salt = body.get("cache_salt") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or (salt := body.get("cache_salt")) is None:
+        return body
     native = [model for model in _models(fields) if getattr(model, "__name__", "") == "GenerateReqInput"]
-    if salt is None or not native or "cache_salt" in native[0].__dataclass_fields__:
+    if not native or "cache_salt" in native[0].__dataclass_fields__:
         return body
     key = body.get("extra_key")
     if not isinstance(salt, str) or not isinstance(key, str | None):
