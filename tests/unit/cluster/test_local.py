@@ -55,28 +55,40 @@ def test_servers_with_segments_compute_them_for_each_other(
     assert len({server.url for server in servers}) == 3
 
 
+class Ended:
+    """A server that ends at once."""
+
+    process = SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    def stop(self) -> None: ...
+
+    def log_tail(self, _: int) -> str:
+        return ""
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: type[Ended]) -> Any:
+    """A server of a cluster, behind all its starts, each of which is of `kind`; nobody waits between them."""
+
+    async def at_once(_: float) -> None: ...
+
+    server = started(monkeypatch, folder, servers=1)[0]
+    monkeypatch.setattr(local, "Server", kind)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    asyncio.run(server.keep())
+    return server
+
+
 def test_a_server_whose_log_was_removed_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts: list[Path] = []
 
-    class Dead:
-        """A server that ends at once, and whose logs somebody removes, with their folder."""
+    class Dead(Ended):
+        """One whose logs somebody removes, with their folder."""
 
         def __init__(self, *_: Any, log: Path, **__: Any) -> None:
             starts.append(log)
             log.parent.rmdir()
-            self.process = SimpleNamespace(poll=lambda: 1, returncode=1)
 
-        def stop(self) -> None: ...
-
-        def log_tail(self, _: int) -> str:
-            return ""
-
-    async def at_once(_: float) -> None: ...
-
-    server = started(monkeypatch, tmp_path, servers=1)[0]
-    monkeypatch.setattr(local, "Server", Dead)
-    monkeypatch.setattr(asyncio, "sleep", at_once)
-    asyncio.run(server.keep())
+    server = kept(monkeypatch, tmp_path, Dead)
     assert starts == [server.log] * local.GIVE_UP
 
 
@@ -86,24 +98,13 @@ def test_a_server_is_started_again_on_a_full_disk(
     """An error here ended all other servers too, and the cluster, without a word."""
     starts: list[Path] = []
 
-    class Dead:
+    class Dead(Ended):
         def __init__(self, *_: Any, log: Path, **__: Any) -> None:
             starts.append(log)
             if log != Path(os.devnull) or len(starts) > 4:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.process = SimpleNamespace(poll=lambda: 1, returncode=1)
 
-        def stop(self) -> None: ...
-
-        def log_tail(self, _: int) -> str:
-            return ""
-
-    async def at_once(_: float) -> None: ...
-
-    server = started(monkeypatch, tmp_path, servers=1)[0]
-    monkeypatch.setattr(local, "Server", Dead)
-    monkeypatch.setattr(asyncio, "sleep", at_once)
-    asyncio.run(server.keep())
+    server = kept(monkeypatch, tmp_path, Dead)
     assert starts == [server.log, Path(os.devnull)] * local.GIVE_UP
     assert "starts without a log: [Errno 28]" in caplog.text
     assert "cannot be started: [Errno 28]" in caplog.text
