@@ -44,11 +44,16 @@ def measure(server: Server, first: list[list[int]], seed: int) -> dict[str, Any]
     client.flush()
     for prompt in first:
         client.ask(prompt, ANSWER)
-    answers = [client.ask([*prompt, *words(rng, MORE)], ANSWER) for prompt in first]
+    return second_turns(client, [[*prompt, *words(rng, MORE)] for prompt in first])
+
+
+def second_turns(client: Client, prompts: list[list[int]]) -> dict[str, Any]:
+    """Ask `prompts` one after the other: what of them was cached, and when their first tokens came."""
+    answers = [client.ask(prompt, ANSWER) for prompt in prompts]
     cached = [answer["cached_tokens"] for answer in answers]
     times = sorted(1000 * answer["ttft_s"] for answer in answers)
     return {
-        "second_turns_hit_rate": round(sum(cached) / sum(len(prompt) + MORE for prompt in first), 4),
+        "second_turns_hit_rate": round(sum(cached) / sum(map(len, prompts)), 4),
         "second_turns_served": sum(tokens > 0 for tokens in cached),
         "ttft_p50_ms": round(statistics.median(times), 1),
         "ttft_p95_ms": round(times[int(0.95 * len(times))], 1),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
+from benchmarks.serving.host_tier import ANSWER, second_turns
 from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, Command, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 from sglang_hybrid.engine.hicache.copies import IO_BACKEND, LAYOUT
 
-CHUNK, PAGE, MORE, ANSWER = 2048, 64, 64, 4
+CHUNK, PAGE, MORE = 2048, 64, 64
 RUNNING = 2
 SETTLED_S, SETTLES_WITHIN_S = 2.0, 60.0
 """Files are written behind an answer: so long without a new one, and all are there."""
@@ -59,18 +59,10 @@ def first_turns(server: Server, prompts: list[list[int]]) -> None:
         client.ask(prompt, ANSWER)
 
 
-def second_turns(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
+def resumed(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
     client = Client(server)
     client.ask(words(random.Random(99), 600), ANSWER)  # what is done once is done before
-    answers = [client.ask(prompt, ANSWER) for prompt in prompts]
-    cached = [answer["cached_tokens"] for answer in answers]
-    times = sorted(1000 * answer["ttft_s"] for answer in answers)
-    return {
-        "second_turns_hit_rate": round(sum(cached) / sum(map(len, prompts)), 4),
-        "second_turns_served": sum(tokens > 0 for tokens in cached),
-        "ttft_p50_ms": round(statistics.median(times), 1),
-        "ttft_p95_ms": round(times[int(0.95 * len(times))], 1),
-    }
+    return second_turns(client, prompts)
 
 
 def measure(
@@ -91,10 +83,10 @@ def measure(
             first_turns(server, first)
             files = settle(kept)
             if not ends:
-                return {"files": files, **second_turns(server, second)}
+                return {"files": files, **resumed(server, second)}
         with started("second.log") as server:
             server.wait_ready()
-            return {"files": files, **second_turns(server, second)}
+            return {"files": files, **resumed(server, second)}
 
 
 def main() -> int:
