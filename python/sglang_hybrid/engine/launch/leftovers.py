@@ -80,6 +80,7 @@ def _sweep() -> None:
 
 
 def _remove_one(name: str, folders: tuple[str, str]) -> None:
+    """Remove a file or a folder of metrics that lies in one of `folders`, and what its replicas wrote down."""
     if os.path.dirname(name) not in folders or os.path.islink(name):
         return
     if os.path.isdir(name):  # of metrics
@@ -88,8 +89,9 @@ def _remove_one(name: str, folders: tuple[str, str]) -> None:
     with suppress(OSError):
         for named in _beside(name).read_text().splitlines():
             _remove_one(named, folders)
-        _unlink(str(_beside(name)))
-    _unlink(name)
+        _beside(name).unlink()
+    with suppress(OSError):
+        os.unlink(name)
 
 
 def tell(_controller: Any, _server_args: Any, ports: Any) -> None:
@@ -127,11 +129,7 @@ def remove() -> None:
     workers = [(process, file) for process, router in _routers for file in _files(set(router.all_worker_ipcs))]
     for process, file in (*_mine, *workers):
         if process == os.getpid():
-            _unlink(file)
-            with suppress(OSError):
-                for named in _beside(file).read_text().splitlines():
-                    _unlink(named)
-                _beside(file).unlink()
+            _remove_one(file, (os.path.dirname(file), _SHARED))
     metrics = _metrics()
     if metrics is not None and any(process == os.getpid() for process, _ in _mine):
         with suppress(OSError):  # a child that is just being killed may still write into it
@@ -144,8 +142,3 @@ def remove() -> None:
 def _metrics() -> Any:
     """The folder of metrics, if this process has one of its own."""
     return getattr(sys.modules.get("sglang.srt.utils.common"), "prometheus_multiproc_dir", None)
-
-
-def _unlink(file: str) -> None:
-    with suppress(OSError):
-        os.unlink(file)
