@@ -26,7 +26,7 @@ def _content(rng: random.Random) -> str:
     return "".join(rng.choices(PARTS, k=rng.choice([3, 150, 600])))
 
 
-@pytest.mark.parametrize("salt", [{}, {"cache_salt": "mine"}])
+@pytest.mark.parametrize("salt", [{}, pytest.param({"cache_salt": "mine"}, marks=pytest.mark.slow)])
 def test_the_tokens_of_a_turn_are_those_of_the_whole_text(
     serve: Callable[..., Client], models: Callable[[str], Path], salt: dict[str, Any]
 ) -> None:

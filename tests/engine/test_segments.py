@@ -36,7 +36,7 @@ CONFIGURATIONS = [
                  marks=pytest.mark.slow),
     pytest.param("reader-mamba2", ("--chunked-prefill-size", "256"), id="mamba2-chunks", marks=pytest.mark.slow),
     pytest.param("reader-gdn", ("--hybrid-cpu-event-loop", "overlap"), id="gdn-overlap", marks=pytest.mark.slow),
-    pytest.param("reader-gdn", ELASTIC, id="gdn-elastic"),
+    pytest.param("reader-gdn", ELASTIC, id="gdn-elastic", marks=pytest.mark.slow),
     pytest.param("reader-mamba2", (*NO_BUFFER, *ELASTIC), id="mamba2-elastic", marks=pytest.mark.slow),
     pytest.param("reader-gdn", N_GRAMS, id="gdn-n-grams", marks=pytest.mark.slow),
     pytest.param("reader-mamba2", (*N_GRAMS, *NO_BUFFER), id="mamba2-n-grams", marks=pytest.mark.slow),
@@ -270,7 +270,7 @@ def test_clients_that_hang_up_leave_nothing_behind(
     asker.check(prompt, asker.ask(prompt, segments), segments)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 def test_heads_that_forget_keep_no_transition(
     serve: Callable[..., Client], models: Callable[[str], Path], compositions: Callable[[str], Composition], dtype: str
 ) -> None:

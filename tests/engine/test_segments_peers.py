@@ -111,6 +111,7 @@ def listed(client: Client) -> dict[str, Any]:
     return {**other, "count": found["count"]}
 
 
+@pytest.mark.slow
 def test_what_another_has_need_not_be_computed_and_a_flush_forgets(
     together: Callable[..., list[Client]], compositions: Callable[[str], Composition]
 ) -> None:

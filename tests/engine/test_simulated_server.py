@@ -92,9 +92,8 @@ ROOMY = {
 }
 
 
-@pytest.mark.parametrize(
-    "server", [pytest.param(name, marks=[] if name == "chunk_grid" else pytest.mark.slow) for name in ROOMY]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ROOMY)
 def test_simulate_foretells_the_hit_rate_of_a_server_with_room(
     server: str, serve: Callable[..., Client], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -45,7 +45,8 @@ def test_a_server_is_paused_in_the_middle_of_everything(
     assert result["hit_tokens"] > 0
 
 
-@pytest.mark.parametrize("memory", [SMALL, pytest.param(ELASTIC, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("memory", [SMALL, ELASTIC])
 def test_the_longest_prompt_that_is_accepted_is_served(models: Models, memory: tuple[str, ...]) -> None:
     """SGLang accepts up to a page too much, which it never admits: all who come later would wait for ever."""
     flags = (*memory, *ROWS, "--page-size", "64")

@@ -79,6 +79,7 @@ def test_the_folder_is_laid_out_as_published_models_are(folders: dict[str, Path]
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_has_the_same_head(tmp_path: Path) -> None:
     folder = model.build(tmp_path / "model", speculation.VISION_MTP)
     weights = load_file(folder / "model.safetensors")

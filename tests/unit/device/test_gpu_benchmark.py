@@ -43,6 +43,7 @@ answer({name: every[name] for name in sys.argv[2:]}, lambda: well, Path(sys.argv
 """
 
 
+@pytest.mark.slow  # `scripts/gpu --rehearse` asks them all as well
 def test_the_rehearsal_answers_every_question(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.memory.gpu", "--rehearse", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)

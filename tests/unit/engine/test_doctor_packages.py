@@ -57,6 +57,7 @@ CPU = "--index-url https://download.pytorch.org/whl/cpu"
 MACHINE = ("memory", "shared")
 """Rows on what this machine has free."""
 
+SLOW = pytest.mark.slow
 AGAIN = "run pip install --force-reinstall --no-deps"
 
 
@@ -75,13 +76,15 @@ def in_broken(module: str, how: str, place: str, *arguments: str) -> tuple[int, 
         ("numpy", "missing", "numpy", "run pip install numpy"),
         ("transformers", "missing", "transformers", r"run pip install transformers==[\d.]+"),
         ("transformers", "broken", "transformers", rf"{AGAIN} transformers==[\d.]+"),
-        ("xgrammar", "missing", "xgrammar", r"run pip install xgrammar==[\d.]+"),
-        ("openai", "missing", "openai", r"run pip install openai==[\d.]+"),
+        pytest.param("xgrammar", "missing", "xgrammar", r"run pip install xgrammar==[\d.]+", marks=SLOW),
+        pytest.param("openai", "missing", "openai", r"run pip install openai==[\d.]+", marks=SLOW),
         ("fastapi", "missing", "fastapi", "run pip install fastapi"),
-        ("uvicorn", "missing", "uvicorn", "run pip install uvicorn"),
+        pytest.param("uvicorn", "missing", "uvicorn", "run pip install uvicorn", marks=SLOW),
         ("zmq", "missing", "pyzmq", "run pip install pyzmq"),
-        ("psutil", "missing", "psutil", "run pip install psutil"),
-        ("prometheus_client", "missing", "prometheus_client", "run pip install prometheus_client"),
+        pytest.param("psutil", "missing", "psutil", "run pip install psutil", marks=SLOW),
+        pytest.param(
+            "prometheus_client", "missing", "prometheus_client", "run pip install prometheus_client", marks=SLOW
+        ),
         ("sglang", "missing", "sglang", r"run pip install --no-deps sglang==0\.5\.21 torchvision==[\d.]+"),
         ("sglang", "broken", "sglang", rf"{AGAIN} sglang==0\.5\.21 torchvision==[\d.]+"),
         ("sglang", "changed", "sglang", rf"{AGAIN} transformers==[\d.]+"),

@@ -207,7 +207,7 @@ def test_another_cache_needs_the_stock_backend(
     ("given", "said"),
     [
         (("--page-size", "64", "--mamba-radix-cache-strategy", "no_buffer"), "no_buffer only supports page_size=1."),
-        (("--enable-priority-scheduling", "--schedule-policy", "lpm"), LPM),  # at launch
+        pytest.param(("--enable-priority-scheduling", "--schedule-policy", "lpm"), LPM, marks=pytest.mark.slow),
     ],
 )
 def test_what_sglang_refuses_is_one_line_too(folder: Path, given: tuple[str, ...], said: str) -> None:

@@ -142,7 +142,7 @@ def load(rank: int, file: str, bad: int, outcomes: Any) -> None:
     os._exit(0)  # as a rank ends; threads of SGLang's imports now and then abort an interpreter that shuts down
 
 
-@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("bad", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_agree_whether_tensors_were_loaded(tmp_path: Path, bad: int) -> None:
     context = torch.multiprocessing.get_context("spawn")
     outcomes = context.SimpleQueue()

@@ -132,7 +132,9 @@ def test_new_slots_are_written_into_each_requests_row(report):
     assert report["pool"] == [[7, 8, 0, 0, 0, 0, 0, 0], [0] * 8, [0, 5, 6, 0, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("inherited", [None, "{}", "no JSON"])
+@pytest.mark.parametrize(
+    "inherited", [None, pytest.param("{}", marks=pytest.mark.slow), pytest.param("no JSON", marks=pytest.mark.slow)]
+)
 def test_a_server_that_sglang_launches_keeps_its_own_functions(inherited):
     """Nor does it take a variable for its launcher's that was there before it."""
     probe = (
