@@ -60,6 +60,14 @@ def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[s
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_a_model_whose_second_state_stays_on_the_device_is_refused(tmp_path: Path) -> None:
+    config = QWEN3_NEXT | {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp"}
+    write(tmp_path, config)
+    model = preflight.Model(str(tmp_path), config)
+    with pytest.raises(ConfigError, match=r"n-gram convolution on the device.*Qwen4Exp"):
+        checks.check(flags.parse_engine(["--model-path", str(tmp_path), "--enable-hierarchical-cache"]), model, False)
+
+
 def test_a_folder_of_storage_that_nobody_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang finds out in the scheduler, once the model is loaded."""
     (tmp_path / "file").touch()

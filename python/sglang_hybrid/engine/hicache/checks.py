@@ -17,6 +17,9 @@ _FOLDER, _USUAL = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/tmp/hicache"
 _PAGED = ("page_first", "page_first_direct", "page_first_kv_split")
 """Layouts of host memory in which a state has a place."""
 
+_LEFT_BEHIND = ("Qwen4ExpForConditionalGeneration",)
+"""Models with states beside SGLang's pool of states, which a host pool does not copy (sgl-project/sglang#39862)."""
+
 
 def check(namespace: Any, model: Model, on_cpu: bool) -> None:
     """Raise ConfigError if a host tier was asked for and cannot work; `namespace` are SGLang's final settings."""
@@ -39,6 +42,12 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         _check_cpu(namespace)
     if getattr(namespace, "hicache_storage_backend", None) == "file":
         _check_folder(Path(os.environ.get(_FOLDER) or _USUAL))
+    if model.architecture in _LEFT_BEHIND:
+        raise _refusal(
+            "SGLang leaves the states of its n-gram convolution on the device, and a restored prefix would go on from "
+            "those of another request; drop the flag",
+            model.architecture,
+        )
     if model.spec is None or not model.spec.checkpoint_bytes:
         return
     if getattr(namespace, "hicache_host_memory_mode", "cache") != "cache":
