@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "mamba": "MambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
+    "nemotron_h_puzzle": "NemotronHPuzzleForCausalLM",
     "NemotronH_Nano_VL_V2": "NemotronH_Nano_VL_V2",
     "bailing_hybrid": "BailingMoeV2_5ForCausalLM",
     "gigachat3_5": "GigaChat35ForCausalLM",

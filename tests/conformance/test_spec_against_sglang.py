@@ -38,6 +38,22 @@ DELTA = {
 SSD = {**ATTENTION, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 8, "mamba_n_groups": 1}
 LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 LINEAR_ATTENTION = {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
+NEMOTRON = {
+    **ATTENTION,
+    "head_dim": 16,
+    "hybrid_override_pattern": "M-M*E",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 4,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 32,
+    "mamba_ssm_dtype": "float16",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 16,
+}
 JET = {
     "model_type": "jet_nemotron",
     **ATTENTION,
@@ -89,22 +105,11 @@ TINY: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_5_moe",
         "text_config": {"model_type": "qwen3_5_moe_text", **DELTA, "num_experts": 8},
     },
-    "nemotron-h": {
-        "model_type": "nemotron_h",
-        **ATTENTION,
-        "head_dim": 16,
-        "hybrid_override_pattern": "M-M*E",
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 4,
-        "n_groups": 2,
-        "ssm_state_size": 16,
-        "conv_kernel": 4,
-        "chunk_size": 32,
-        "mamba_ssm_dtype": "float16",
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "moe_shared_expert_intermediate_size": 16,
+    "nemotron-h": {"model_type": "nemotron_h", **NEMOTRON},
+    "nemotron-h puzzle": {
+        "model_type": "nemotron_h_puzzle",
+        **NEMOTRON,
+        "block_configs": [*[{"block_type": "mamba"}] * 4, {"block_type": "moe", "n_routed_experts": 2}],
     },
     "falcon-h1": {
         "model_type": "falcon_h1",

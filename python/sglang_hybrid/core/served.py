@@ -144,7 +144,7 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "NemotronH_Omni_Reasoning_V3": Served(
             "nemotron_h_omni", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL
         ),
-        "NemotronHPuzzleForCausalLM": Served("nemotron_h_puzzle", Where.GPU, Saves.STOCK, ("mamba2", "attention")),
+        "NemotronHPuzzleForCausalLM": Served("nemotron_h_puzzle", Where.GPU, Saves.ANY, ("mamba2", "attention")),
         "FalconH1ForCausalLM": Served(
             "falcon_h1",
             Where.CPU,

@@ -171,6 +171,20 @@ def test_feed_forward_layers_of_nemotron_have_no_gate() -> None:
     assert sparse.active_weights == 2688 * 128 + 6 * 2 * 2688 * 1856 + 2 * 2688 * 3712
 
 
+def test_puzzle_gives_each_layer_experts_of_its_own() -> None:
+    plain = {**PUBLISHED["nemotron-3-nano-30b-a3b"], "hybrid_override_pattern": "ME*E"}
+    blocks = [{"block_type": kind} for kind in ("mamba", "moe", "attention", "moe")]
+    puzzle = {**plain, "model_type": "nemotron_h_puzzle", "block_configs": blocks}
+    assert from_config(puzzle).layers == from_config(plain).layers
+    blocks[3] |= {"n_routed_experts": 64, "moe_intermediate_size": 928, "num_experts_per_tok": 3}
+    saved = from_config(plain).active_weights - from_config(puzzle).active_weights
+    assert saved == 2688 * (128 - 64) + 2 * 2688 * (6 * 1856 - 3 * 928)
+    with pytest.raises(ConfigError, match=r"block_configs .*one for each of the 4 layers: 3"):
+        from_config({**puzzle, "block_configs": blocks[:3]})
+    with pytest.raises(ConfigError, match=r"block_configs .*a list of mappings"):
+        from_config({**puzzle, "block_configs": None})
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -22,6 +22,7 @@ from sglang_hybrid.core.families.mamba import (
     jamba,
     nemotron_h,
     nemotron_h_multimodal,
+    nemotron_h_puzzle,
     pure_mamba1,
     pure_mamba2,
     zamba2,
@@ -92,6 +93,7 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyTyp
         "mixtral": transformer,
         "nemotron_h": nemotron_h,
         "nemotron_h_omni": nemotron_h_multimodal,
+        "nemotron_h_puzzle": nemotron_h_puzzle,
         "qwen2": transformer,
         "qwen3": transformer,
         "qwen3_5": qwen_hybrid,
@@ -111,7 +113,6 @@ UNPRICED: Mapping[str, str] = MappingProxyType(
         "glm5_next_text": "whose sparse attention keeps an index beside KV and computes a chosen part of it",
         "inkling_mm_model": "whose sliding windows make KV of two sizes",
         "inkling_model": "whose sliding windows make KV of two sizes",
-        "nemotron_h_puzzle": "whose layers differ one by one",
         "qwen4_exp": "whose second state, of an n-gram convolution, SGLang keeps outside its pool of states",
         "qwen4_exp_text": "whose second state, of an n-gram convolution, SGLang keeps outside its pool of states",
     }

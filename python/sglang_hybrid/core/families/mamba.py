@@ -1,6 +1,9 @@
 """Mamba-1 and Mamba-2, beside attention or alone."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from sglang_hybrid.core.architecture import (
     Architecture,
@@ -18,8 +21,11 @@ from sglang_hybrid.core.reading import ConfigReader
 from sglang_hybrid.core.recurrent import DELTA_CHUNK_TOKENS
 
 
-def nemotron_h(reader: ConfigReader) -> Architecture:
-    """Nemotron-H and Nemotron 3: one mixer per layer, `M` Mamba-2, `*` attention, `-` MLP, `E` experts, no gates."""
+def nemotron_h(reader: ConfigReader, blocks: Sequence[Mapping[str, Any]] | None = None) -> Architecture:
+    """Nemotron-H and Nemotron 3: one mixer per layer, `M` Mamba-2, `*` attention, `-` MLP, `E` experts, no gates.
+
+    `blocks` has what differs in a layer's experts, one for each layer.
+    """
     names = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
     labels = reader.items("layers_block_type", of=str)
     if labels is not None:  # the multimodal checkpoints use general names
@@ -35,18 +41,38 @@ def nemotron_h(reader: ConfigReader) -> Architecture:
     kinds: dict[str, Layer] = {"mamba": mixer, "attention": attention(reader)}
     if "mlp" in labels:
         kinds["mlp"] = Mlp(hidden, reader.count("intermediate_size"), gated=False)
-    if "moe" in labels:
-        shared = reader.count("n_shared_experts", default=1, minimum=0)
-        kinds["moe"] = Moe(
-            hidden,
-            reader.count("moe_intermediate_size"),
-            reader.count("n_routed_experts"),
-            reader.count("num_experts_per_tok"),
-            shared_intermediate=shared and shared * reader.count("moe_shared_expert_intermediate_size"),
-            gated=False,
-            latent=reader.count("moe_latent_size", default=0, minimum=0),
-        )
-    return Architecture(tuple(kinds[label] for label in labels), state_dtype(reader), mixer.chunk)
+    if blocks is None and "moe" in labels:
+        kinds["moe"] = _nemotron_experts(reader)
+    elif blocks is not None and len(blocks) != len(labels):
+        raise reader.wrong("block_configs", f"one for each of the {len(labels)} layers", len(blocks))
+    layers = [
+        _nemotron_experts(reader, blocks[at]) if blocks is not None and label == "moe" else kinds[label]
+        for at, label in enumerate(labels)
+    ]
+    return Architecture(tuple(layers), state_dtype(reader), mixer.chunk)
+
+
+def _nemotron_experts(reader: ConfigReader, block: Mapping[str, Any] = MappingProxyType({})) -> Moe:
+    """Experts of one layer; what `block` says of it counts before what `reader` says of all."""
+    reader = ConfigReader({**reader.config, **block}, reader.architecture)
+    shared = reader.count("n_shared_experts", default=1, minimum=0)
+    return Moe(
+        reader.count("hidden_size"),
+        reader.count("moe_intermediate_size"),
+        reader.count("n_routed_experts"),
+        reader.count("num_experts_per_tok"),
+        shared_intermediate=shared and shared * reader.count("moe_shared_expert_intermediate_size"),
+        gated=False,
+        latent=reader.count("moe_latent_size", default=0, minimum=0),
+    )
+
+
+def nemotron_h_puzzle(reader: ConfigReader) -> Architecture:
+    """Nemotron-H with other experts in each layer; SGLang reads nothing else of `block_configs`."""
+    blocks = reader.items("block_configs", of=dict)
+    if blocks is None:
+        raise reader.wrong("block_configs", "a list of mappings", None)
+    return nemotron_h(reader, blocks)
 
 
 def nemotron_h_multimodal(reader: ConfigReader) -> Architecture:

@@ -33,7 +33,7 @@ def check(namespace: Any, model: Model) -> None:
     """Raise ConfigError for such a model; `namespace` are SGLang's final settings."""
     if model.config is None:
         return
-    if model.architecture == "NemotronHForCausalLM":
+    if model.architecture in ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"):
         _check_nemotron(namespace, model, model.config)
     if model.architecture == "FalconH1ForCausalLM":
         _check_falcon(model.config)

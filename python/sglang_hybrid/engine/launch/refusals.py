@@ -25,7 +25,9 @@ attention: the first pass ends on shapes (0.5.21 and 0.5.23)."""
 
 _TIED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
-_WITHOUT_POOLER = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
+_WITHOUT_POOLER = (
+    "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
+)  # fmt: skip
 
 _CPU_ATTENTION = ("torch_native", "intel_amx")
 _CPU_RECURRENCE = ("triton",)
