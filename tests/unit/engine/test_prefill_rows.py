@@ -59,7 +59,7 @@ def flashinfer() -> Any:
     return SimpleNamespace(extend_uses_state_checkpoints=True)
 
 
-def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], lengths: list[int]) -> Any:
+def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], lengths: list[int], **more: Any) -> Any:
     """Run the hooks of a pass; request i saves states at `positions[i]` to slots 100, 101, ..."""
     device, slot, requests = backend.forward_metadata.query_start_loc.device, 100, []
     for wanted in positions:
@@ -74,7 +74,7 @@ def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], le
     # A draft model passes over the same prompts before the states of this pass are saved.
     forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=True))
     passed = SimpleNamespace(
-        forward_mode=mode, extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=lengths, mamba_track_mask=None
+        forward_mode=mode, extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=lengths, mamba_track_mask=None, **more
     )
     forward.extend(None, backend, passed)
     return passed, [c.written for req in requests for c in tracked(req).planned]
@@ -191,6 +191,15 @@ def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layer
     assert forward.outside_a_graph(False, graphs, alone) is None
     carried([])
     assert forward.outside_a_graph(True, graphs, alone) is None
+
+
+def test_a_batch_whose_halves_may_run_in_its_place_saves_nothing() -> None:
+    """The halves are planned behind it, by other backends: what those would drop must not pass for written."""
+    backend = KDAAttnBackend("cpu", SimpleNamespace())
+    _, written = a_pass(backend, POSITIONS, PREFIXES, LENGTHS, tbo_children=[SimpleNamespace(), SimpleNamespace()])
+    assert written == [False] * 5
+    assert not backend.forward_metadata.has_mamba_track_mask
+    assert forward.beside() is None
 
 
 def test_flashinfers_plan_for_sglang_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--dcp-size 2 --tp-size 2", "drop it or add --hybrid-backend stock: --dcp-size 2"),
         ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),
         ("--enable-pdmux", "would end at the first request; drop: --enable-pdmux"),
+        ("--enable-two-batch-overlap --moe-a2a-backend deepep", "--disable-radix-cache: --enable-two-batch-overlap"),
+        ("--enable-two-batch-overlap --moe-a2a-backend deepep --disable-radix-cache", ""),
         ("--radix-eviction-policy lfu", "with --hybrid-policy lru: --radix-eviction-policy lfu"),
         ("--mamba-max-states-per-path 1", "add --hybrid-backend stock: --mamba-max-states-per-path 1"),
         ("--attention-backend triton", "there is torch_native or intel_amx; drop: --attention-backend triton"),

@@ -122,10 +122,15 @@ def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: 
 
 
 def take(metadata: Any, forward_batch: Any) -> Pending | None:
-    """The rows of the pass that begins, None if it has none; they are given out once."""
+    """The rows of the pass that begins, None if it has none; they are given out once.
+
+    None for a batch whose halves overlap: they may run in its place, and are planned behind it, by other backends.
+    """
     global _pending
     pending, _pending = _pending, None
     if pending is None or metadata.query_start_loc is None or not forward_batch.forward_mode.is_extend():
+        return None
+    if getattr(forward_batch, "tbo_children", None):
         return None
     passed = list(forward_batch.extend_prefix_lens_cpu or ()), list(forward_batch.extend_seq_lens_cpu or ())
     return pending if passed == (pending.prefix_lens, pending.extend_lens) else None

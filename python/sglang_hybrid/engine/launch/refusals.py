@@ -72,6 +72,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_order(asked, config, model)
     _check_context_parallel(namespace, config, model)
     _check_multiplexed(namespace, model)
+    _check_halves(namespace, config, model)
     _check_detokenizers(namespace)
     _check_actors(namespace)
     _check_keys(namespace)
@@ -217,6 +218,21 @@ def _check_multiplexed(namespace: Any, model: Model) -> None:
         raise ConfigError(
             f"SGLang cannot run the layers of {model.architecture} a few at a time, and its scheduler would end at the "
             "first request; drop: --enable-pdmux"
+        )
+
+
+def _check_halves(namespace: Any, config: HybridConfig, model: Model) -> None:
+    """Two halves of a batch that overlap: a half has no fields for the states that are saved (0.5.17 to 0.5.23).
+
+    With the extra buffer the scheduler ends at the first batch that it cuts; without it no state of ours is saved.
+    """
+    if not getattr(namespace, "enable_two_batch_overlap", False) or namespace.disable_radix_cache:
+        return
+    saved = namespace.mamba_radix_cache_strategy != "no_buffer" or config.backend == "hybrid"
+    if model.is_recurrent and saved:
+        raise ConfigError(
+            "SGLang cannot cut a batch in two whose states are cached (with the extra buffer its scheduler ends at the "
+            "first one); drop this or add --disable-radix-cache: --enable-two-batch-overlap"
         )
 
 
