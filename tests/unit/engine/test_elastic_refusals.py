@@ -156,6 +156,31 @@ def test_on_a_gpu_triton_verifies(settings: dict[str, Any], model: preflight.Mod
         refusals.check(asked, [], elastic, model, False)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [
+        ({"linear_attn_decode_backend": "flashinfer", "linear_attn_prefill_backend": "flashinfer"}, ""),
+        ({"linear_attn_decode_backend": "cutedsl"}, "--linear-attn-decode-backend cutedsl"),
+        ({"linear_attn_prefill_backend": "cutedsl"}, "--linear-attn-prefill-backend cutedsl"),
+        ({"linear_attn_backend": "cutedsl"}, "--linear-attn-backend cutedsl"),
+        ({"mamba_backend": "flashinfer"}, "--mamba-backend flashinfer"),
+    ],
+)
+def test_on_a_gpu_kernels_read_states_that_lie_apart(
+    settings: dict[str, Any], model: preflight.Model, kernels: dict[str, Any], said: str
+) -> None:
+    """SGLang serves its own layout of this kind with the same ones only."""
+    elastic, asked = HybridConfig(memory="elastic"), argparse.Namespace(**(settings | kernels))
+    if not said:
+        refusals.check(asked, [], elastic, model, False)
+        return
+    with pytest.raises(ConfigError, match=f"read.? states that lie apart; .*: {said}$"):
+        refusals.check(asked, [], elastic, model, False)
+    by_channel = replace(model, spec=preset("kimi-linear-48b-a3b"))
+    if "mamba_backend" not in kernels:
+        refusals.check(asked, [], elastic, by_channel, False)
+
+
 @pytest.mark.parametrize("groups", [{"enable_dp_attention": True, "dp_size": 2}, {"attn_dp_size": 2}])
 def test_groups_of_data_parallel_attention(
     settings: dict[str, Any], model: preflight.Model, groups: dict[str, Any]

@@ -36,6 +36,11 @@ _FLAGS = {
     "prefill_only_disable_kv_cache": "there is no KV to share memory with",
 }
 
+_STRIDED = {"decode": ("triton", "flashinfer"), "prefill": ("triton", "flashinfer", "flashkda")}
+_STRIDED_BY_CHANNEL = ("cutedsl", "helion")
+"""Kernels of delta rules that read states wherever they lie, and more of Kimi delta attention's: SGLang's own lists for
+states of all layers side by side (`kv_cache_hook.py` of 0.5.21 and 0.5.23). Others want a block of a layer's."""
+
 _DRAFTING = ("NGRAM", "NEXTN", "EAGLE", "STANDALONE")
 
 _AT_MOST_ONE = ("pp_size", "dcp_size")
@@ -77,6 +82,8 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
         _check_drafts(namespace, spec, on_cpu)
     if on_cpu:
         _check_budget(namespace, config, spec)
+    else:
+        _check_kernels(namespace, spec)
 
 
 def _check_flags(namespace: Any, rest: list[str]) -> None:
@@ -104,6 +111,18 @@ def _check_flags(namespace: Any, rest: list[str]) -> None:
         raise _refusal("slots taken in mid-decode cannot wait", "--mamba-radix-cache-strategy extra_buffer_lazy")
     if namespace.kv_cache_dtype not in ("auto", "bfloat16", "bf16", "float16", "float32"):
         raise _refusal("scaled KV has pools of its own", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
+
+
+def _check_kernels(namespace: Any, spec: ModelSpec) -> None:
+    """On a GPU: states of all layers of a slot lie side by side, so those of one layer lie apart."""
+    for phase, kernels in _STRIDED.items():
+        known = (*kernels, *_STRIDED_BY_CHANNEL) if "kda" in spec.layer_counts else kernels
+        names = (f"linear_attn_{phase}_backend", "linear_attn_backend")  # the first that is given decides
+        name = next(name for name in names if getattr(namespace, name) is not None)
+        if (chosen := getattr(namespace, name)) not in known:
+            raise _refusal(f"only {', '.join(known)} read states that lie apart", f"{spelled(name)} {chosen}")
+    if namespace.mamba_backend not in (None, "triton"):
+        raise _refusal("only Triton reads states that lie apart", f"--mamba-backend {namespace.mamba_backend}")
 
 
 def _check_drafts(namespace: Any, spec: ModelSpec, on_cpu: bool) -> None:
