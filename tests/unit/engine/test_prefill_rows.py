@@ -270,12 +270,16 @@ def test_states_inside_a_chunk_go_to_the_pool_and_not_to_the_copy_that_the_layer
 
 
 def runner(
-    backend: str, kernel: str = "TritonGDNKernel", checkpoints: bool = False, model: str = "Qwen3NextForCausalLM"
+    backend: str,
+    kernel: str = "TritonGDNKernel",
+    checkpoints: bool = False,
+    model: str = "Qwen3NextForCausalLM",
+    attends: bool = True,
 ) -> Any:
     dispatcher = SimpleNamespace(extend_kernel=type(kernel, (), {})(), extend_uses_state_checkpoints=checkpoints)
     linear = type(backend, (), {"kernel_dispatcher": dispatcher, "mamba_chunk_size": 64})()
     return SimpleNamespace(
-        attn_backend=SimpleNamespace(linear_attn_backend=linear),
+        attn_backend=SimpleNamespace(linear_attn_backend=linear) if attends else linear,
         dtype=torch.bfloat16,
         model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[model])),
     )
@@ -289,6 +293,7 @@ def runner(
         (runner("GDNAttnBackend", "CuteDSLGDNKernel"), {}, 0, "--linear-attn-prefill-backend triton"),
         (runner("Mamba2AttnBackend"), {}, 64, ""),
         (runner("Mamba2AttnBackend", model="OfNextYear"), {}, 64, ""),
+        (runner("Mamba2AttnBackend", model="Mamba2ForCausalLM", attends=False), {}, 64, ""),
         (runner("Mamba2AttnBackend", model="FalconMambaForCausalLM"), {}, 0, ""),  # its mixer asserts
         (runner("GDNAttnBackend", model="JetNemotronForCausalLM"), {}, 0, ""),  # its block has code of its own
         (runner("ShortConvAttnBackend", model="Lfm2ForCausalLM"), {}, 1, ""),
@@ -313,6 +318,17 @@ def test_what_a_prefill_gives_back(
     assert (found.step, found.remedy) == (step, remedy)
     assert ("every" in found.summary()) is (step > 1)
     assert remedy in found.shortcoming()
+
+
+def test_no_gated_delta_rule_takes_its_states_from_a_snapshot() -> None:
+    """One that does copies a request's one state from it, by row: ours beside it would get the same one.
+
+    They would have to be written behind SGLang's copy then, as those of Kimi delta attention are (`forward.beside`).
+    """
+    from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer, gdn_triton
+
+    for kernel in (gdn_triton.TritonGDNKernel, gdn_flashinfer.FlashInferGDNKernel):
+        assert not getattr(kernel, "supports_track_state_snapshot", False)
 
 
 @pytest.mark.parametrize("heads", [8, 0])

@@ -75,8 +75,9 @@ def of(model_runner: Any, server_args: Any, inside: bool) -> PrefillStates:
 
 
 def linear_backend(model_runner: Any) -> Any:
-    """SGLang's backend of the recurrent layers, None where a model has none."""
-    return getattr(getattr(model_runner, "attn_backend", None), "linear_attn_backend", None)
+    """SGLang's backend of the recurrent layers: the only one of a model without attention, such as Mamba-Codestral."""
+    whole = getattr(model_runner, "attn_backend", None)
+    return getattr(whole, "linear_attn_backend", whole)
 
 
 def is_by_channel(backend: Any) -> bool:
