@@ -34,12 +34,16 @@ class Slots:
 
     def __init__(self, size: int) -> None:
         self.size, self._free = size, list(range(size))
+        self.beside = 0  # of the unified pool: slots whose memory is that of KV
 
     def available_size(self) -> int:
         return len(self._free)
 
+    def schedulable_available_size(self) -> int:
+        return len(self._free) - self.beside
+
     def alloc(self, count: int) -> torch.Tensor | None:
-        if count > len(self._free):
+        if count > self.schedulable_available_size():
             return None
         return torch.tensor([self._free.pop() for _ in range(count)])
 
@@ -138,6 +142,21 @@ def test_a_state_that_is_free_is_had_without_evicting(memory: Memory) -> None:
     assert not memory.has_state()
     assert not memory.ensure_states(1), "nothing can leave"
     assert memory.account.counts["reclaimed"] == 0
+
+
+@pytest.mark.parametrize("memory", ["static"], indirect=True)
+def test_a_slot_whose_memory_is_that_of_kv_is_not_free(memory: Memory) -> None:
+    """SGLang's unified pool counts slots and memory apart: what has no contest would be refused once memory is full."""
+    assert memory.free_states() == 8
+    memory.states.beside = 8
+    assert memory.free_states() == 0
+    assert not memory.spare_states()
+    assert not memory.slots.reserve(Tracked(), 64, 64)
+    asked: list[int] = []
+    memory.victims.weakest = lambda core, pool, left, count, now: asked.append(count) or list(left)
+    memory.victims.chosen = []
+    assert memory.contest({1: None, 2: None}) == set()  # type: ignore[dict-item]
+    assert asked == [2]
 
 
 def test_what_can_be_evicted_leaves_before_a_checkpoint_in_the_making_is_taken_back(memory: Memory) -> None:

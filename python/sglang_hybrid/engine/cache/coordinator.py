@@ -224,7 +224,7 @@ class CacheCoordinator:
 
     def _afford(self, request: Request, wanted_at: dict[int, int]) -> set[int]:
         """The places of `wanted_at` whose states are worth a slot."""
-        if not self.scores or len(wanted_at) <= self.memory.states.available_size():
+        if not self.scores or len(wanted_at) <= self.memory.free_states():
             return set(wanted_at)
         contenders = self.decisions.contenders(request, wanted_at, self.now())
         return {contenders[number].end_tokens for number in self.memory.contest(contenders)}

@@ -80,6 +80,10 @@ class Memory(ABC):
     def restoring(self, req: Any, page_size: int) -> AbstractContextManager[None]:
         """SGLang admits `req` inside, and loads back what it matched in host memory."""
 
+    def free_states(self) -> int:
+        """State slots that can be had without evicting."""
+        return int(self.states.available_size())
+
     @abstractmethod
     def has_state(self) -> bool:
         """Whether one more state slot can be had without evicting."""
@@ -103,10 +107,10 @@ class Memory(ABC):
         """
         left = dict(contenders)
         pool = PoolKind.BYTES if self.shared else PoolKind.STATES
-        missing = float(len(left) - self.states.available_size())
+        missing = float(len(left) - self.free_states())
         while missing > 0 and left:
             if self.yielded(left):
-                missing = len(left) - self.states.available_size()
+                missing = len(left) - self.free_states()
                 continue
             for lost in self.victims.weakest(self.cache.tree_core, pool, left, math.ceil(missing), self.now()):
                 del left[lost]
@@ -181,12 +185,19 @@ class StaticMemory(Memory):
             self.tier.secure(self, req)
         yield
 
+    def free_states(self) -> int:
+        """SGLang's unified pool (`--enable-unified-memory`) has more slots than memory, which KV may have taken.
+
+        What requests need to run SGLang evicts for itself there, KV too; they are admitted by slots.
+        """
+        return int(self.states.schedulable_available_size())
+
     def has_state(self) -> bool:
         return bool(self.states.available_size())
 
     def spare_states(self) -> bool:
         """An eighth of the pool and four slots are free."""
-        return bool(self.states.available_size() > self.states.size // 8 + 4)
+        return bool(self.free_states() > self.states.size // 8 + 4)
 
     def ensure_states(self, count: int) -> bool:
         short = count - self.states.available_size()
@@ -219,14 +230,14 @@ class StaticMemory(Memory):
         self.cache.evict(EvictParams(num_tokens=max(0, tokens), mamba_num=max(0, states)))
 
     def evict_chosen(self) -> float:
-        free = self.states.available_size()
+        free = self.free_states()
         self._evict(0, len(self.victims.chosen))
-        return float(self.states.available_size() - free)
+        return float(self.free_states() - free)
 
     def leaving(self, pool: PoolKind, count: int) -> None:
         """Of the other kind the cache may take what is free."""
         tokens, states = self.held()
         if pool is PoolKind.KV:
-            self.decisions.fit(states + int(self.states.available_size()), max(0, tokens - count))
+            self.decisions.fit(states + self.free_states(), max(0, tokens - count))
         else:
             self.decisions.fit(max(0, states - count), tokens + self._free_tokens())
