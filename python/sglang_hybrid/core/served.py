@@ -34,6 +34,7 @@ class Served:
     Kinds are of `core.layers.KINDS`. `example` is the preset whose sizes are shown. `extra_buffer`: SGLang allows that
     strategy for it. `not_on_cpu`: a kind of layer with which a CPU does not compute it. `cpu_since`: the version of
     SGLang whose model a CPU can build. `captured`: SGLang captures its recurrent layers in the CUDA graph of a prefill.
+    `settled`: SGLang chooses how its states are cached; for others the launcher does (`engine/launch/unsettled.py`).
     Models without costs (`families.UNPRICED`) run on SGLang's own cache.
     """
 
@@ -47,6 +48,7 @@ class Served:
     not_on_cpu: str = ""
     cpu_since: str = ""
     captured: bool = False
+    settled: bool = True
 
 
 _MULTIMODAL = "the text part of a multimodal model"
@@ -96,7 +98,9 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "KimiK3ForConditionalGeneration": Served(
             "kimi_k3", Where.GPU, Saves.ANY, ("kda", "attention"), note=f"{_MULTIMODAL}; {_LATENT}"
         ),
-        "KimiK3LinearForCausalLM": Served("kimi_linear", Where.GPU, Saves.ANY, ("kda", "attention"), note=_LATENT),
+        "KimiK3LinearForCausalLM": Served(
+            "kimi_linear", Where.GPU, Saves.ANY, ("kda", "attention"), note=_LATENT, settled=False
+        ),
         "BailingMoeV3ForCausalLM": Served("bailing_hybrid", Where.GPU, Saves.ANY, ("kda", "attention"), note="Ling 3"),
         "BailingMoeV3VLForConditionalGeneration": Served(
             "bailing_moe_v3_vl", Where.GPU, Saves.ANY, ("kda", "attention"), note=_MULTIMODAL
@@ -136,10 +140,15 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
             not_on_cpu="moe",
         ),
         "NemotronH_Nano_VL_V2": Served(
-            "NemotronH_Nano_VL_V2", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL
+            "NemotronH_Nano_VL_V2", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL, settled=False
         ),
         "NemotronH_Nano_Omni_Reasoning_V3": Served(
-            "NemotronH_Nano_Omni_Reasoning_V3", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL
+            "NemotronH_Nano_Omni_Reasoning_V3",
+            Where.GPU,
+            Saves.ANY,
+            ("mamba2", "attention"),
+            note=_MULTIMODAL,
+            settled=False,
         ),
         "NemotronH_Omni_Reasoning_V3": Served(
             "nemotron_h_omni", Where.GPU, Saves.ANY, ("mamba2", "attention"), note=_MULTIMODAL
@@ -157,11 +166,15 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "GraniteMoeHybridForCausalLM": Served(
             "granitemoehybrid", Where.CPU, Saves.ANY, ("mamba2", "attention"), example="granite-4.0-h-small"
         ),
-        "Mamba2ForCausalLM": Served("mamba2", Where.GPU, Saves.ANY, ("mamba2",), example="mamba-codestral-7b"),
+        "Mamba2ForCausalLM": Served(
+            "mamba2", Where.GPU, Saves.ANY, ("mamba2",), example="mamba-codestral-7b", settled=False
+        ),
         "BambaForCausalLM": Served("bamba", Where.SPEC, Saves.NONE, ("mamba2", "attention")),
         "Zamba2ForCausalLM": Served("zamba2", Where.SPEC, Saves.NONE, ("mamba2", "attention"), example="zamba2-7b"),
-        "MambaForCausalLM": Served("mamba", Where.GPU, Saves.TAIL, ("mamba1",)),
-        "FalconMambaForCausalLM": Served("falcon_mamba", Where.GPU, Saves.TAIL, ("mamba1",), example="falcon-mamba-7b"),
+        "MambaForCausalLM": Served("mamba", Where.GPU, Saves.TAIL, ("mamba1",), settled=False),
+        "FalconMambaForCausalLM": Served(
+            "falcon_mamba", Where.GPU, Saves.TAIL, ("mamba1",), example="falcon-mamba-7b", settled=False
+        ),
         "JambaForCausalLM": Served("jamba", Where.SPEC, Saves.NONE, ("mamba1", "attention"), example="jamba-1.5-mini"),
         "Lfm2ForCausalLM": Served(
             "lfm2", Where.CPU, Saves.ANY, ("conv", "attention"), example="lfm2-1.2b", extra_buffer=False
@@ -170,7 +183,7 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
             "lfm2_moe", Where.CPU, Saves.ANY, ("conv", "attention"), example="lfm2-8b-a1b", extra_buffer=False
         ),
         "Lfm2VlForConditionalGeneration": Served(
-            "lfm2_vl", Where.GPU, Saves.ANY, ("conv", "attention"), note=_MULTIMODAL
+            "lfm2_vl", Where.GPU, Saves.ANY, ("conv", "attention"), note=_MULTIMODAL, settled=False
         ),
         "ZayaForCausalLM": Served("zaya", Where.GPU, Saves.TAIL, ("cca",), example="zaya1-8b"),
         "InklingForConditionalGeneration": Served("inkling_mm_model", Where.GPU, Saves.STOCK, ("conv", "attention")),

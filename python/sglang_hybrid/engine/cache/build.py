@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat, publish
 from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
@@ -53,6 +54,13 @@ def build(ctx: Any, config: HybridConfig, spec: ModelSpec | None) -> Any:
 
     if ctx.enable_hierarchical_cache:  # SGLang's own launcher checks nothing
         checks.require_version()
+    if not (ctx.params.enable_mamba_extra_buffer or compat.resolved(ctx.server_args).disable_overlap_schedule):
+        # A model of the hub, or one that is not known: `launch.unsettled` has not chosen for it.
+        raise ConfigError(
+            "SGLang chooses no strategy for the states of this model: while passes overlap it would cache them a token "
+            "late, and answer wrongly; add --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule: "
+            f"{ctx.model_config.hf_config.architectures[0]}"
+        )
     cache = radix_cache.create(ctx, partial(make_coordinator, ctx, config, spec))
     hooks.activate(cache.coordinator)
     return cache

@@ -9,7 +9,16 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine.hicache import checks
-from sglang_hybrid.engine.launch import cpu_profile, disaggregation, environment, flags, graphs, refusals, slots
+from sglang_hybrid.engine.launch import (
+    cpu_profile,
+    disaggregation,
+    environment,
+    flags,
+    graphs,
+    refusals,
+    slots,
+    unsettled,
+)
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.engine.pools import refusals as elastic
 from sglang_hybrid.engine.segments import refusals as segments
@@ -45,6 +54,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     extra |= elastic.defaults(namespace, config, on_cpu)
     extra |= graphs.defaults(namespace, model, on_cpu)
+    extra |= unsettled.defaults(namespace, model, on_cpu)
     dtype = _activation_dtype(namespace, model, on_cpu)
     if on_cpu:
         _check_sized(namespace, config, model)

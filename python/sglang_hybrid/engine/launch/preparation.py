@@ -58,7 +58,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     """
     from sglang_hybrid.engine.frontend import looks
     from sglang_hybrid.engine.hicache import checks
-    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots
+    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots, unsettled
     from sglang_hybrid.engine.surface import registration
 
     preflight.check_files(config, namespace)
@@ -73,6 +73,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
         model.note,
         arguments.unused_memory(namespace, config, model),
         graphs.note(final[len(rest) :], model),
+        unsettled.note(final[len(rest) :], model),
         disaggregation.note(namespace),
         rust.note(),
         checks.note(namespace, model),
