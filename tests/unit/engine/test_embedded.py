@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import zmq
 
 from sglang_hybrid import EngineDied
 from sglang_hybrid.engine.launch import embedded, stop
@@ -229,6 +231,45 @@ def test_an_engine_that_came_later_survives_the_end_of_an_earlier_one() -> None:
     embedded.of(manager).require()
     assert process.is_alive()
     embedded.shutdown(lambda _: None, second)
+
+
+def asked(engine: Any) -> bytes:
+    """As SGLang's `collective_rpc` asks a scheduler."""
+    engine.send_to_rpc.send(b"save")
+    return bytes(engine.send_to_rpc.recv())
+
+
+def test_a_call_of_a_scheduler_raises_when_it_dies() -> None:
+    """SGLang waits in it for ever, in the caller's thread and with no event loop."""
+    context = zmq.Context()
+    rank, address = context.socket(zmq.DEALER), "inproc://rank"
+    rank.bind(address)
+
+    def kind() -> Any:
+        socket = context.socket(zmq.DEALER)
+        socket.connect(address)
+        return SimpleNamespace(tokenizer_manager=Manager([Process()]), send_to_rpc=socket)
+
+    engine = embedded.start(kind, {})
+    watchdog = engine.tokenizer_manager._subprocess_watchdog
+    try:
+        rank.send(b"saved")
+        assert asked(engine) == b"saved"
+        watchdog._processes[0].child.kill()
+        watchdog._processes[0].child.wait()
+        threading.Timer(0.2, embedded.check, (signals, watchdog)).start()
+        with pytest.raises(EngineDied, match="operating system killed scheduler_0"):
+            asked(engine)
+
+        def of_sglang(engine: Any) -> None:
+            engine.send_to_rpc.close(linger=0)
+            engine.send_to_rpc = None
+
+        embedded.shutdown(of_sglang, engine)
+        with pytest.raises(EngineDied):
+            asked(engine)
+    finally:
+        context.destroy(linger=0)
 
 
 def test_a_forked_copy_neither_asks_it_nor_ends_it() -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -51,7 +52,10 @@ def start(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         raise
     finally:
         _starting -= 1
-    _engines.append(Embedded(engine, [child for child in _children() if child not in before]))
+    known = Embedded(engine, [child for child in _children() if child not in before])
+    _engines.append(known)
+    if getattr(engine, "send_to_rpc", None) is not None:
+        engine.send_to_rpc = _Asked(engine.send_to_rpc, known)
     return engine
 
 
@@ -147,6 +151,26 @@ class Embedded:
                 future.set_exception(EngineDied(self.why))
 
 
+class _Asked:
+    """The socket of an engine's `collective_rpc`, which would wait for ever on a scheduler that is gone."""
+
+    def __init__(self, socket: Any, engine: Embedded) -> None:
+        self._socket, self._engine = socket, engine
+        socket.RCVTIMEO = socket.SNDTIMEO = int(1000 * _LOOK_S)
+
+    def __getattr__(self, name: str) -> Any:
+        called = getattr(self._socket, name)
+        return called if name == "close" else partial(self._ask, called)
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        import zmq  # of SGLang's packages
+
+        while True:
+            self._engine.require()
+            with suppress(zmq.Again):
+                return call(*arguments, **named)
+
+
 def check(original: Callable[..., bool], watchdog: Any) -> bool:
     """AROUND hook of SubprocessWatchdog._check_processes, which would send SIGQUIT to the process that it runs in.
 
@@ -191,11 +215,12 @@ def shutdown(original: Callable[..., None], engine: Any) -> None:
     if known.watchdog is not None:
         known.watchdog.stop()
     known.end("the engine was shut down; make another")
-    _ending = True
+    _ending, asked = True, getattr(engine, "send_to_rpc", None)
     try:
         return original(engine)
     finally:
         _ending = False
+        engine.send_to_rpc = asked  # SGLang drops it, and a later call would say that None has no `send`
 
 
 def _owns(include_parent: bool) -> bool:
