@@ -47,12 +47,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from sglang_hybrid.engine.launch import early, flags, preflight, preparation
+    from sglang_hybrid.engine.launch import early, flags, port, preparation
 
     config, rest = flags.split(arguments)
     seen = None if {"-h", "--help"} & set(rest) else early.read(rest)
     if seen is not None:
-        preflight.check_port(seen.host, seen.port)
+        port.take(seen.host, seen.port)
     preparation.enter(rest, config, seen)
     if seen is None:
         try:
@@ -61,7 +61,7 @@ def _serve(arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     namespace = flags.parse_engine(rest)
-    preflight.check_port(namespace.host, namespace.port)
+    port.take(namespace.host, namespace.port)
     final, notes = preparation.complete(namespace, rest, config)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)  # noqa: T201
@@ -120,15 +120,16 @@ def _before_the_port_is_bound() -> None:
     """
     import uvicorn
 
-    from sglang_hybrid.engine.launch import preflight
+    from sglang_hybrid.engine.launch import port
 
     startup = uvicorn.Server.startup
 
     async def checked(server: uvicorn.Server, sockets: list[Any] | None = None) -> None:
         if sockets is None:  # several tokenizer workers inherit a socket that is bound already
-            preflight.check_port(server.config.host, server.config.port)
+            port.check(server.config.host, server.config.port)
         collect_as_usual()
         await startup(server, sockets)
+        port.release()
 
     uvicorn.Server.startup = checked  # type: ignore[method-assign]
 

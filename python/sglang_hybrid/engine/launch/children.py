@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.process import collect_as_usual, die_with_announced_parent
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.launch import port, stop
 
 _TASKS = Path("/proc/self/task")
 _SURVIVES = "jemalloc_bg_thd"
@@ -57,6 +57,7 @@ def _begin(bootstrap: Callable[..., int], **arguments: Any) -> int:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the first process ends all others on it
     stop.leave_to_parent()
     die_with_announced_parent()
+    port.release()
     collect_as_usual()
     _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
     return bootstrap(**arguments)

@@ -1,4 +1,4 @@
-"""What can be known to fail before minutes of start-up: the model folder, its architecture, the port, the sizes."""
+"""What can be known to fail before minutes of start-up: the model folder, its architecture, files, sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import difflib
 import json
 import os
 import re
-import socket
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -155,21 +154,6 @@ def check_computable(model: Model) -> None:
             f"with {row.not_on_cpu} layers this model is served on a GPU only, and none is here or --device says so: "
             f"{name}"
         )
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise ConfigError if there is no such port or another program listens on it."""
-    if not 0 < port < 65536:
-        raise ConfigError(f"--port must be from 1 to 65535: {port}")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} ({error.strerror}); stop the other server or pass another --port: {port}"
-            ) from error
 
 
 def check_files(config: HybridConfig, namespace: Any) -> None:
