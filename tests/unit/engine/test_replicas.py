@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +22,14 @@ def sizes(replicas: int = 1, stages: int = 1, enable_dp_attention: bool = False)
     return SimpleNamespace(dp_size=replicas, pp_size=stages, enable_dp_attention=enable_dp_attention)
 
 
-def test_every_replica_takes_its_budget(tmp_path: Path) -> None:
-    limit = tmp_path / "memory.max"
-    for text in ("max", str(10**10)):
-        limit.write_text(f"{text}\n")
-        early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(3), limit)
+def test_every_replica_takes_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "memory_bytes", lambda: 10**10)
+    early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(3))
     with pytest.raises(ConfigError, match=r"\(10\.0 GB, of which.*: 11$"):
-        early.check_memory(HybridConfig(cpu_memory_gb=11), sizes(), limit)
+        early.check_memory(HybridConfig(cpu_memory_gb=11), sizes())
     with pytest.raises(ConfigError, match="gb: 3 for each of --dp-size 4"):
-        early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4), limit)
-    early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4, enable_dp_attention=True), limit)
+        early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4))
+    early.check_memory(HybridConfig(cpu_memory_gb=3), sizes(4, enable_dp_attention=True))
 
 
 CONTROLLER = """

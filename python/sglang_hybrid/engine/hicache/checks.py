@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch.preflight import Model
@@ -34,9 +33,10 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         )
     if (namespace.hicache_ratio or 1) <= 0 or namespace.hicache_size < 0:
         raise _refusal("the host tier needs a size of more than zero", _size(namespace))
-    if namespace.hicache_size * 1e9 > (here := psutil.virtual_memory().total):
+    if namespace.hicache_size * 1e9 > (here := memory_bytes()):
         raise _refusal(
-            f"the size is in GB, and this machine has {here / 1e9:.1f}", f"--hicache-size {namespace.hicache_size}"
+            f"the size is in GB, and this machine has {here / 1e9:.1f} for a server",
+            f"--hicache-size {namespace.hicache_size}",
         )
     if on_cpu:
         _check_cpu(namespace)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.core.process import allow_files
 from sglang_hybrid.engine.launch import disaggregation, limits, packages, writable
 from sglang_hybrid.engine.surface.rows import full_name
@@ -159,9 +160,11 @@ def _cpu_stand_ins() -> Finding:
 def _memory() -> Finding:
     import psutil
 
-    memory = psutil.virtual_memory()
+    memory, ours = psutil.virtual_memory(), memory_bytes()
     value = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
-    low = memory.available < 3e9
+    if ours < memory.total:
+        value += f", {ours / 1e9:.1f} GB for this container or unit"
+    low = min(memory.available, ours) < 3e9
     return Finding("memory", value, "a server takes about 2.5 GB before any cache; free some memory" if low else None)
 
 

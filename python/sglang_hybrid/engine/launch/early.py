@@ -12,10 +12,10 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.engine.launch import flags, folder, preflight
 
 _NODES = Path("/sys/devices/system/node")
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def read(arguments: list[str]) -> argparse.Namespace:
@@ -61,13 +61,9 @@ def check_model(namespace: Any) -> None:
         preflight.check_computable(preflight.inspect_model(namespace))
 
 
-def check_memory(config: HybridConfig, namespace: Any, limit: Path = _MEMORY_LIMIT) -> None:
-    """On a CPU: raise ConfigError if the machine, or the container whose `limit` it is, has less than the budgets."""
-    import psutil  # of SGLang's packages, and not of those that every installation has
-
-    here = psutil.virtual_memory().total
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        here = min(here, int(text))
+def check_memory(config: HybridConfig, namespace: Any) -> None:
+    """On a CPU: raise ConfigError if the machine, or the container or unit that this is, has less than the budgets."""
+    here = memory_bytes()
     replicas = _replicas(namespace)
     if config.cpu_memory_bytes * replicas > here:
         raise ConfigError(
