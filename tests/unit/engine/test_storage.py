@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,30 @@ def test_a_file_that_could_not_be_opened_stays(tmp_path: Path, monkeypatch: pyte
         patched.setattr("builtins.open", Broken().fail)
         assert asked.get("a", torch.zeros(8)) is None
     assert torch.equal(asked.get("a", torch.zeros(8)), torch.arange(8.0))
+
+
+def test_a_full_disk_is_said_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang logs two lines of every page that it cannot write, of which a prompt has hundreds."""
+    from sglang.srt.mem_cache import hicache_storage as theirs
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = theirs.HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m")
+    backend = theirs.HiCacheFile(config, str(tmp_path / "kept"))
+    storage.guard(None, made := controller(backend=backend))
+    monkeypatch.setattr(theirs.os, "replace", full)
+    with caplog.at_level(logging.INFO):
+        theirs.logger.info("what else it says")
+        for page in range(20):
+            assert made.storage_backend.set(f"page {page}", torch.arange(8.0)) is False
+            assert made.storage_backend.get(f"page {page}", torch.zeros(8)) is None
+    first, said = [record.getMessage() for record in caplog.records]
+    assert first == "what else it says"
+    assert "page 0: [Errno 28] No space left" in said
+    assert list((tmp_path / "kept").iterdir()) == [], "nothing half written stays"
 
 
 def test_what_other_weights_computed_is_neither_read_nor_added_to(caplog: pytest.LogCaptureFixture) -> None:

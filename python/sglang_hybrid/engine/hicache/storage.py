@@ -88,6 +88,8 @@ def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
 
     if isinstance(storage, HiCacheFile):
         storage.get = _removing(storage, storage.get)
+        _quiet.failures = failures
+        logging.getLogger(HiCacheFile.__module__).addFilter(_quiet)  # once, however often one is attached
 
 
 def _removing(storage: HiCacheFile, get: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,6 +128,22 @@ def _guarded(
             return nothing(*args, **kwargs)
 
     return guarded
+
+
+class _Quiet(logging.Filter):
+    """Of SGLang's file storage, which logs a line for each page that a full disk does not take, or that is gone."""
+
+    failures: _Failures
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        told = record.getMessage()
+        if not told.startswith("Failed to "):
+            return True
+        self.failures.say(f"did not take or give a page, whose tokens are computed: {told}")
+        return False
+
+
+_quiet = _Quiet()
 
 
 class _Failures:
