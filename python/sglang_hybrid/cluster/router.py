@@ -44,6 +44,9 @@ EVERYWHERE_S = 10.0
 TRY_S = 1.5
 """The same of one that is out."""
 
+STALLS_S = 60.0
+"""For the next bytes of a body. aiohttp tells nobody of a chunk that it cannot read, behind one that it could."""
+
 NO_PROMPT = Prompt(0, (), 1)
 """Of requests whose prompt is not known, or does not matter."""
 
@@ -110,9 +113,11 @@ class Router:
         connection = request.transport
         self._arriving.add(connection)
         try:
-            raw = await request.read()
+            raw = await body_of(request)
         except web.HTTPRequestEntityTooLarge as error:
             return problem(413, f"a body is too large for the router (--max-body-mb): {error.text}")
+        except TimeoutError:
+            return problem(408, f"nothing more of the body came for {STALLS_S:.0f} s, or no chunk that can be read")
         finally:
             self._arriving.discard(connection)
         if path in EVERYWHERE:
@@ -229,6 +234,19 @@ class Router:
         answers = await asyncio.gather(*(send(worker) for worker in workers))
         told = {worker.url: text for worker, (_, text) in zip(workers, answers, strict=True)}
         return web.json_response(told, status=max(status for status, _ in answers))
+
+
+async def body_of(request: web.Request) -> bytes:
+    """All of it; raises TimeoutError where no more comes, and HTTPRequestEntityTooLarge."""
+    body, most = bytearray(), request.client_max_size
+    while True:
+        async with asyncio.timeout(STALLS_S):
+            chunk = await request.content.readany()
+        if not chunk:
+            return bytes(body)
+        body += chunk
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
 
 
 def waits_s(request: web.Request) -> float:

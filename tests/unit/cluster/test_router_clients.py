@@ -11,20 +11,20 @@ import aiohttp
 import pytest
 from aiohttp.web import StreamResponse
 
-from sglang_hybrid.cluster import mistakes
+from sglang_hybrid.cluster import mistakes, router
 from tests.unit.cluster.fake import FakeWorker, cluster, until
 
 PATIENCE_S = 60.0
 """For what must not hang."""
 
 
-async def answer_to(url: str, sent: bytes) -> bytes:
-    """What comes back until the connection is closed."""
+async def answer_to(url: str, sent: bytes, lines: int = 0) -> bytes:
+    """What comes back until the connection is closed, or so many `lines` of it."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
     async with asyncio.timeout(PATIENCE_S):
-        told = await reader.read()
+        told = b"".join([await reader.readline() for _ in range(lines)]) if lines else await reader.read()
     writer.close()
     return told
 
@@ -89,5 +89,29 @@ def test_a_body_stays_as_its_client_encoded_it(encoding: str) -> None:
                     assert answer.status == 200
                 _, headers, arrived = one.requests[-1]
                 assert (headers["Content-Encoding"], arrived) == (encoding, body)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("more", [b"", b"zz\r\n}\r\n"])
+def test_a_body_that_comes_to_nothing_is_answered(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes slowly may take longer in all: the patience is for what comes next."""
+    monkeypatch.setattr(router, "STALLS_S", 0.4)
+    head = b"POST /generate HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def run() -> None:
+        one = FakeWorker()
+        async with cluster(one) as (url, _, _workers):
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+            writer.write(head)
+            for part in b'{"text": "a"}':
+                writer.write(b"1\r\n%c\r\n" % part)
+                await asyncio.sleep(0.05)
+            writer.write(more)
+            async with asyncio.timeout(PATIENCE_S):
+                assert b" 408 " in await reader.readline()
+            writer.close()
+            assert one.requests == []
+            assert b" 200 " in await answer_to(url, head + b"2\r\n{}\r\n0\r\n\r\n", 1)
 
     asyncio.run(run())
