@@ -22,6 +22,7 @@
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | a level of logs that there is not fails every request   | 400; nothing is changed                | endpoints.py     |
+| a profile that cannot be made or written ends it        | 400, or its trace alone is lost        | profiles.py      |
 | a label that metrics lack ends the HTTP process         | it is left out                         | labels.py        |
 | each priority that ever came is written with each batch | the first 64 are                       | labels.py        |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |

@@ -17,6 +17,14 @@ _LARGEST_ID = 2**32 - 1
 _LEVELS = range(4)
 _WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
+_MISTAKEN: dict[str, tuple[type[Exception], str]] = {
+    "vertex_generate": (TypeError, "parameters are those of /generate: "),
+    "start_profile_async": (RuntimeError, ""),
+    "stop_profile_async": (RuntimeError, ""),
+    "remove_external_corpus": (AttributeError, 'the body is an object, {"corpus_id": ...}: '),
+}
+"""Endpoints that raise something else for a client's mistake, and what it means."""
+
 _unrendered: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("unrendered", default=None)
 """At Anthropic's endpoints: what the chat template or the tokenizer had against the messages."""
 
@@ -80,10 +88,11 @@ async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -
     except ValueError as error:
         logger.warning("a bad request: %s", shown(str(error)))
         raise HTTPException(400, str(error)) from error
-    except TypeError as error:
-        if getattr(dependant.call, "__name__", "") != "vertex_generate":
+    except (AttributeError, RuntimeError, TypeError) as error:
+        kind, meant = _MISTAKEN.get(getattr(dependant.call, "__name__", ""), (ValueError, ""))
+        if not isinstance(error, kind):
             raise
-        raise HTTPException(400, f"parameters are those of /generate: {error}") from error
+        raise HTTPException(400, f"{meant}{error}") from error
 
 
 def render(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook
 
 UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
+_PROFILER = "srt.managers.scheduler_components.profiler_manager:SchedulerProfilerManager."
 _WORKER = "srt.managers.tp_worker:BaseTpWorker."
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
@@ -141,6 +142,8 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.start_profile", "BEFORE", "frontend.profiles:check", HTTP),
+    Hook(_PROFILER + "_stop_profile", "AROUND", "frontend.profiles:stop", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.collect_metrics", "AROUND", "frontend.labels:collect", HTTP),
     Hook("srt.observability.metrics_collector:QueueCount.from_reqs", "AFTER", "frontend.labels:count", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.configure_logging", "BEFORE", "frontend.endpoints:check_logging", HTTP),

@@ -1,0 +1,73 @@
+"""Profiles that cannot be made are refused, and traces that cannot be written are told of: SGLang's scheduler would end
+on them, in the middle of the requests that it profiles."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend.limits import shown
+
+logger = logging.getLogger(__name__)
+
+_ON_CPU = ("CPU", "GPU")
+"""What SGLang records unless told otherwise: PyTorch leaves the second out where there is none."""
+
+_ACTIVITIES = (*_ON_CPU, "MEM", "CUDA_PROFILER", "RPD", "XPU")
+
+
+def check(_: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of TokenizerManager.start_profile."""
+    if request is None:
+        return
+    for name in ("num_steps", "start_step"):
+        if (steps := getattr(request, name)) is not None and steps < 1:
+            raise ConfigError(f"{name} is 1 or more, or left out: {shown(steps)}")
+    if request.profile_by_stage and request.num_steps is None:
+        raise ConfigError("profile_by_stage needs num_steps, the passes of each stage: null")
+    _check_activities(request.activities)
+    for name in ("profile_id", "profile_prefix"):
+        if "/" in (getattr(request, name) or ""):
+            raise ConfigError(f"{name} becomes a part of the traces' names; put folders into output_dir: "
+                              f"{shown(getattr(request, name))}")  # fmt: skip
+    folder = Path(request.output_dir or os.environ.get("SGLANG_TORCH_PROFILER_DIR", "/tmp")).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("Permission denied")
+    except OSError as error:
+        raise ConfigError(
+            f"no trace can be written there ({error.strerror or error}); name another output_dir: {shown(str(folder))}"
+        ) from error
+
+
+def _check_activities(names: list[str] | None) -> None:
+    if names is None:
+        return
+    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    known = _ON_CPU if on_cpu else _ACTIVITIES
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"activities here are of {', '.join(known)}: {shown(name)}")
+    if not names or (on_cpu and "CPU" not in names):
+        raise ConfigError(f"activities name what is recorded, such as CPU: {shown(names)}")
+
+
+def stop(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of SchedulerProfilerManager._stop_profile: a disk that is full costs the trace alone."""
+    profiler = getattr(manager, "torch_profiler", None)
+    if profiler is not None:
+        profiler.export_chrome_trace = partial(_export, profiler.export_chrome_trace)
+    return original(manager, *args, **kwargs)
+
+
+def _export(export: Callable[[str], Any], path: str) -> None:
+    try:
+        export(path)
+    except Exception as error:  # of PyTorch, of its library, of the file system
+        logger.error("the trace is lost, it cannot be written to %s: %s", path, error)
