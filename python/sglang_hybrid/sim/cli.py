@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
+        stack.callback(grid.forget)
         return _answer(args, [_source(text, args, stack) for text in args.trace])
 
 
@@ -86,17 +87,21 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     if args.plot:
         plots.check_plot(args.plot)
     named = [_model(name, args.context_tokens) for name in args.model or []]
-    traces = [source.load() for source in sources]  # a bad trace is reported before any process starts
+    traces = [grid.trace_of(source) for source in sources]  # a bad trace is reported before any process starts
     models, whose = (named, "--model") if named else _served(traces, args.context_tokens)
     notes = [f"{t.name}: {note}" for t in traces for note in (*t.notes, *options.notes(t, memory, capacities))]
     if not args.no_ceilings:
-        notes += [f"{t.name}: {note}" for t in traces for note in elsewhere.notes(t)]
+        read = zip(traces, sources, strict=True)
+        notes += [f"{t.name}: {note}" for t, source in read for note in elsewhere.notes(grid.index_of(source))]
     cells = grid.cells(sources, models, policies, capacities, cost, memory, args.strategy)
     cells = [cell for cell in cells if grid.has_room(cell, traces[sources.index(cell.source)])]
     _try(cells, dict(zip(sources, traces, strict=True)))
     lines = [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]
     for line in [*lines, *_states(cells, dict(zip(sources, traces, strict=True)))]:
         print(line)  # noqa: T201
+    if args.jobs > 1:  # other processes read them for themselves
+        traces.clear()
+        grid.forget()
     report = Report(tuple(_run(cells, args.jobs)))
     report.print(Console())
     if args.json:

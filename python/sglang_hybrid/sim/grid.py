@@ -125,7 +125,7 @@ def run(grid: Sequence[Cell], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
 
 def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outcome:
     """Replay one cell in this process, decisions timed by `timer`; the last traces and their indices stay loaded."""
-    trace = _trace(cell.source)
+    trace = trace_of(cell.source)
     if cell.policy.endswith(SUFFIX):
         fields = _with_segments(cell, trace, timer)
     elif cell.policy in CEILINGS:
@@ -135,7 +135,7 @@ def run_cell(cell: Cell, timer: Callable[[], float] = time.perf_counter) -> Outc
         cache = open_plain(cell, trace)
         result = replay(trace, cache, cell.capacity_bytes, timer)
         result.check()
-        fields = measure(result, cell.model, _index(cell.source).seen_tokens, cell.cost)
+        fields = measure(result, cell.model, index_of(cell.source).seen_tokens, cell.cost)
         fields |= _held(cell, result, cache.tree.states, cache.tree.kv_tokens)
     return Outcome(trace.name, cell.model.name, cell.policy, cell.capacity_bytes / 1e9, fields)
 
@@ -169,7 +169,7 @@ def _with_segments(cell: Cell, trace: Trace, timer: Callable[[], float]) -> dict
     capacity = cell.capacity_bytes if cell.policy != f"unbounded{SUFFIX}" else 2 * ENDLESS
     result, served = play(trace, cache, capacity, timer)
     result.check()
-    return columns(result, served, cache, _index(cell.source).seen_tokens, cell.cost)
+    return columns(result, served, cache, index_of(cell.source).seen_tokens, cell.cost)
 
 
 def _held(cell: Cell, result: Replay, states: int, kv_tokens: int) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _held(cell: Cell, result: Replay, states: int, kv_tokens: int) -> dict[str, 
 
 
 def _ceiling(cell: Cell, trace: Trace) -> dict[str, Any]:
-    index = _index(cell.source)
+    index = index_of(cell.source)
     if cell.policy == "bound":
         tokens = _bound(cell.source, cell.model).tokens(cell.capacity_bytes)
         return {
@@ -202,18 +202,26 @@ def _ceiling(cell: Cell, trace: Trace) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def _trace(source: Source) -> Trace:
+def trace_of(source: Source) -> Trace:
+    """The trace of `source`, which stays loaded until two others were asked for, or `forget`."""
     return source.load()
 
 
 @lru_cache(maxsize=2)
-def _index(source: Source) -> ReuseIndex:
-    return ReuseIndex(_trace(source))
+def index_of(source: Source) -> ReuseIndex:
+    """Its tree, which stays as well."""
+    return ReuseIndex(trace_of(source))
 
 
 @lru_cache(maxsize=4)
 def _bound(source: Source, model: ModelSpec) -> SpaceTimeBound:
-    return SpaceTimeBound(_index(source), model)
+    return SpaceTimeBound(index_of(source), model)
+
+
+def forget() -> None:
+    """Drop what stays loaded."""
+    for kept in (trace_of, index_of, _bound):
+        kept.cache_clear()
 
 
 def _bytes(gb: float) -> int:
