@@ -23,7 +23,8 @@ def asked(**given: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("given", "on_cpu", "said"),
     [
-        ({"profile_by_stage": True}, True, "profile_by_stage needs num_steps"),
+        ({"profile_by_stage": True}, False, "profile_by_stage needs num_steps"),
+        ({"profile_by_stage": True, "num_steps": 3}, True, "together, with num_steps: profile_by_stage true"),
         ({"num_steps": 0}, True, "num_steps is 1 or more, or left out: 0"),
         ({"start_step": -1}, True, "start_step is 1 or more, or left out: -1"),
         ({"activities": ["MEM"]}, True, "activities here are of CPU, GPU: 'MEM'"),
@@ -47,17 +48,18 @@ def test_what_can_be_made_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     profiles.check(None)
     folder = tmp_path / "traces"
-    profiles.check(None, asked(output_dir=str(folder), num_steps=3, profile_by_stage=True, activities=["CPU"]))
+    profiles.check(None, asked(output_dir=str(folder), num_steps=3, activities=["CPU"]))
     assert folder.is_dir()
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
-    profiles.check(None, asked(output_dir=str(folder), activities=["MEM", "CUDA_PROFILER"], profile_id="a"))
+    profiles.check(None, asked(output_dir=str(folder), activities=["MEM"], profile_by_stage=True, num_steps=1))
 
 
 def test_a_disk_that_is_full_costs_the_trace_alone(caplog: pytest.LogCaptureFixture) -> None:
     def full(path: str) -> None:
         raise OSError("No space left on device")
 
-    manager = SimpleNamespace(torch_profiler=SimpleNamespace(export_chrome_trace=full))
+    profiler = type("Profiler", (), {"export_chrome_trace": lambda _, path: full(path)})()
+    manager = SimpleNamespace(torch_profiler=profiler)
 
     def original(manager: Any, stage: str) -> str:
         manager.torch_profiler.export_chrome_trace("/tmp/a.trace.json.gz")
@@ -65,6 +67,7 @@ def test_a_disk_that_is_full_costs_the_trace_alone(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.ERROR):
         assert profiles.stop(original, manager, "DECODE") == "stopped DECODE"
+    assert vars(profiler) == {}, "what holds the profiler is gone"
     assert "cannot be written to /tmp/a.trace.json.gz: No space left" in caplog.text
     assert profiles.stop(lambda _: "not in progress", SimpleNamespace()) == "not in progress"
 

@@ -28,6 +28,9 @@ def check(_: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
     for name in ("num_steps", "start_step"):
         if (steps := getattr(request, name)) is not None and steps < 1:
             raise ConfigError(f"{name} is 1 or more, or left out: {shown(steps)}")
+    if request.profile_by_stage and _on_cpu():
+        raise ConfigError("PyTorch's profiler ends a scheduler that profiles stage by stage on a CPU; profile them "
+                          "together, with num_steps: profile_by_stage true")  # fmt: skip
     if request.profile_by_stage and request.num_steps is None:
         raise ConfigError("profile_by_stage needs num_steps, the passes of each stage: null")
     _check_activities(request.activities)
@@ -49,21 +52,28 @@ def check(_: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
 def _check_activities(names: list[str] | None) -> None:
     if names is None:
         return
-    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
-    known = _ON_CPU if on_cpu else _ACTIVITIES
+    known = _ON_CPU if _on_cpu() else _ACTIVITIES
     for name in names:
         if name not in known:
             raise ConfigError(f"activities here are of {', '.join(known)}: {shown(name)}")
-    if not names or (on_cpu and "CPU" not in names):
+    if not names or (_on_cpu() and "CPU" not in names):
         raise ConfigError(f"activities name what is recorded, such as CPU: {shown(names)}")
+
+
+def _on_cpu() -> bool:
+    return os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 
 
 def stop(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of SchedulerProfilerManager._stop_profile: a disk that is full costs the trace alone."""
     profiler = getattr(manager, "torch_profiler", None)
-    if profiler is not None:
-        profiler.export_chrome_trace = partial(_export, profiler.export_chrome_trace)
-    return original(manager, *args, **kwargs)
+    if profiler is None:
+        return original(manager, *args, **kwargs)
+    profiler.export_chrome_trace = partial(_export, profiler.export_chrome_trace)
+    try:
+        return original(manager, *args, **kwargs)
+    finally:
+        del profiler.export_chrome_trace  # it holds the profiler
 
 
 def _export(export: Callable[[str], Any], path: str) -> None:
