@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -49,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)  # noqa: T201
         return 0
     if command not in COMMANDS:
-        print(f"error: no such command; choose one of {', '.join(COMMANDS)}: {command}", file=sys.stderr)  # noqa: T201
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        print(f"error: no such command; {remedy}: {command}", file=sys.stderr)  # noqa: T201
         return 2
     try:
         return COMMANDS[command](rest)

@@ -24,8 +24,11 @@ def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serf"]) == 2
-    assert capsys.readouterr().err.endswith("spec, doctor: serf\n")
+    assert cli.main(["walk"]) == 2
+    assert capsys.readouterr().err.endswith("spec, doctor: walk\n")
+    for typed, meant in (("serv", "serve"), ("simulte", "simulate"), ("--spec", "spec")):
+        assert cli.main([typed]) == 2
+        assert capsys.readouterr().err == f"error: no such command; did you mean {meant}?: {typed}\n"
 
 
 def helps() -> list[list[str]]:
