@@ -55,8 +55,7 @@ class Decisions:
         guarded: bool = True,
     ) -> None:
         chosen = policies.find(policy) if isinstance(policy, str) else policy
-        self.model = model
-        self.policy = chosen
+        self.model, self.policy = model, chosen
         self._admission = chosen.admission()
         self.table = ReuseTable(PRIORS)
         self.history = History(self.table, max_tokens=history_tokens, context_tokens=model.context_tokens)
@@ -129,7 +128,7 @@ class Decisions:
                 self.history.hint(known.tip, request.hint)
         announced = known.kept_tokens == 0  # no request has computed more of it than the marks that requests have left
         computed = max([at for at, mark in earlier if not mark.announced], default=0) if announced else seen
-        self._blame(request)
+        self._blame(request, known.dropped_tokens if known.dropped_tokens <= seen else 0)
         # The state of the last token is of no use to the same prompt: its logits need one token computed.
         end = n_prompt - 1
         chosen = self._admission.positions(request, cached_tokens, end, kv_tokens)
@@ -146,15 +145,16 @@ class Decisions:
     def marked(self, request: Request, segments: Sequence[tuple[int, int, bytes]]) -> None:
         """Its client marked the segments (start, end, key). Decides nothing here; a log says it (`request_log`)."""
 
-    def _blame(self, request: Request) -> None:
+    def _blame(self, request: Request, dropped: int) -> None:
         """Find the deepest state that was evicted, and the deepest that was not taken; tell the tuner of the first."""
         lost: Mark | None = None
+        request.lost_tokens = request.prompt_tokens if request.tip.evicted else dropped  # of the same prompt before
         request.tip.announced = False
         for at, mark in request.earlier:
             mark.announced = False
             if request.cached_tokens < at < request.prompt_tokens:
                 if mark.evicted:
-                    request.lost_tokens, lost = at, mark
+                    request.lost_tokens, lost = max(at, request.lost_tokens), mark
                 if mark.refused:
                     request.refused_tokens = at
         if self._tuner is not None and lost is not None:
@@ -255,7 +255,7 @@ class Decisions:
             found = Mark(Kind.SUPERSEDED if spare else Kind.FRESH, now)
             found.reuse_class = self.history.class_of(found)
             if request is not None:
-                request.marks[position] = found
+                request.marks[position], found.heir = found, request.tip
         self.touch(found)
         found.evicted = False
         return found
@@ -302,9 +302,9 @@ class Decisions:
         placed = self._placed
         other, other_end = placed.get(mark, (node, end))
         if other_end > end:
-            return [(node, self._old(mark, now))]
+            return [(node, self._old(mark, mark, now))]
         placed[mark] = (node, end)
-        return [(node, mark)] if other is node else [(node, mark), (other, self._old(mark, now))]
+        return [(node, mark)] if other is node else [(node, mark), (other, self._old(mark, mark, now))]
 
     def superseded(self, request: Request, mark: Mark, end: int, now: float) -> Mark | None:
         """What `mark` of the state at `end` becomes once a later end of its request is saved; None: others share it.
@@ -318,11 +318,11 @@ class Decisions:
             if near.kind is Kind.DECLARED and near is not mark and self._where.stands(end, at):
                 near.touch = max(near.touch, mark.touch)
                 return near
-        return self._old(mark, now)
+        return self._old(mark, request.tip, now)
 
-    def _old(self, mark: Mark, now: float) -> Mark:
+    def _old(self, mark: Mark, heir: Mark, now: float) -> Mark:
         old = Mark(Kind.SUPERSEDED, now, mark.touch)
-        old.reuse_class = self.history.class_of(old)
+        old.heir, old.reuse_class = heir, self.history.class_of(old)
         return old
 
     def put(self, pool: PoolKind, candidate: Candidate) -> None:
@@ -372,8 +372,7 @@ class Decisions:
 
     def evicted(self, mark: Mark) -> None:
         """The state of `mark` was evicted: a later request that wanted it will be told so."""
-        mark.evicted = True
-        self._placed.pop(mark, None)
+        mark.evict(self._placed.pop(mark, (None, 0))[1])
         order = self._latest
         if self._tuner is not None and not self.by_recency and isinstance(order, FlopAwareIndex):
             self._tuner.evicted(mark, order.last_victim)

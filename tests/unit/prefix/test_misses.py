@@ -1,5 +1,6 @@
 """Every prompt token that was computed has exactly one reason."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +9,9 @@ from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.misses import REASONS, attribute
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
-from sglang_hybrid.prefix.tree.tokens import as_tokens
+from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
+
+SPEC = ModelSpec("serving", 256, 4096, 1000.0, 1.0)
 
 counts = st.integers(0, 400)
 
@@ -47,7 +50,7 @@ def test_what_a_request_resumed_from_or_saved_was_cached() -> None:
     """Its end falls on no state, so what it leaves behind by ending is nothing."""
     prompt = as_tokens(range(700))
     for hit, states in ((0, [640]), (640, [])):
-        decisions = Decisions(ModelSpec("serving", 256, 4096, 1000.0, 1.0))
+        decisions = Decisions(SPEC)
         first = decisions.arrive("a", prompt, 0.0, hit, hit)
         decisions.saved(first, states)
         decisions.finish(first, as_tokens(range(708)), 1.0, 0)
@@ -92,3 +95,31 @@ def test_what_a_request_may_not_take_from_the_cache_is_disabled() -> None:
     assert misses(50, 0, seen=40, limit=0) == {"never_seen": 10, "disabled": 40}
     found = misses(700, 256, known=300, seen=700, grid=64, limit=300)
     assert found == {"below_granularity": 44, "disabled": 400}
+
+
+def test_a_lost_state_of_its_own_end_is_told_to_the_same_prompt_again() -> None:
+    decisions, whole = Decisions(SPEC), as_tokens(range(240))
+    prompt = whole[:200]
+
+    def lost(tokens: Tokens, cached: int = 0) -> int:
+        return decisions.arrive("again", tokens, 9.0, cached, 200).lost_tokens
+
+    first = decisions.arrive("a", prompt, 0.0, 0, 0)
+    decisions.place(first.tip, "prompt", 192, 0.0)
+    decisions.finish(first, whole, 1.0, 240)
+    old = decisions.superseded(first, first.tip, 192, 1.0)
+    assert old is not None
+    decisions.place(old, "prompt", 192, 1.0)
+    decisions.place(first.tip, "answer", 240, 1.0)
+    assert lost(prompt) == 0, "it is there"
+    decisions.evicted(old)
+    assert lost(prompt) == lost(np.concatenate((prompt, as_tokens(range(900, 909))))) == 192
+    assert lost(np.concatenate((prompt[:100], as_tokens(range(900, 909))))) == 0, "the state was of no use to it"
+
+
+def test_a_lost_state_of_a_prompt_that_had_no_answer_is_told_to_it() -> None:
+    decisions, prompt = Decisions(SPEC), as_tokens(range(200))
+    first = decisions.arrive("a", prompt, 0.0, 0, 0)
+    decisions.finish(first, prompt, 1.0, 200)
+    decisions.evicted(first.tip)
+    assert decisions.arrive("b", prompt, 2.0, 0, 199).lost_tokens == 200

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
+from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
@@ -54,6 +55,19 @@ def test_the_same_prompt_again_is_served_whatever_its_last_chunk_leaves(tokens: 
         found.commit(whole, tokens, float(number))
         assert found.lookup(whole[:tokens], float(number)) == (tokens - 1) // 64 * 64
     assert quiet(found)
+
+
+@pytest.mark.parametrize(("tokens", "answer"), [(500, 30), (500, 100), (512, 1)])
+def test_a_repeat_is_told_that_its_state_was_evicted(tokens: int, answer: int) -> None:
+    """The state of its own end, which the one of the answer superseded, or that lies too far for itself."""
+    found, whole = server(states=8, kv_tokens=200_000), text(1, tokens + answer)
+    found.commit(whole, tokens, 0.0)
+    for number in range(12):
+        found.commit(text(10 + number, 300), 290, 1.0 + number)
+    assert found.arrive("again", whole[:tokens], 20.0) == 0
+    request = found.running["again"].request
+    assert request is not None
+    assert attribute(request, grid=64, step=64) == {"state_evicted": 448, "below_granularity": tokens - 448}
 
 
 @pytest.mark.parametrize(("tokens", "hit"), [(130, 64), (230, 164), (400, 364), (448, 364), (610, 564)])

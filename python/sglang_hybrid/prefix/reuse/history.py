@@ -30,7 +30,8 @@ class HistoryMatch(NamedTuple):
     `seen_tokens` of the input were seen before; `marks` lists (position, mark) for every resume point at or below
     that, `branch` the one created by this request (or None), `tip` the mark at its end, `declared` those of its
     boundaries. The latest request with all of the seen tokens had `kept_tokens` of its sequence cached (-1: unknown;
-    0: they were only announced). `leaf` is the node of `tip`.
+    0: they were only announced), and an evicted end of its own at `dropped_tokens` (0: none). `leaf` is the node of
+    `tip`.
     """
 
     seen_tokens: int
@@ -40,6 +41,7 @@ class HistoryMatch(NamedTuple):
     kept_tokens: int = -1
     leaf: Node | None = None
     declared: tuple[tuple[int, Mark], ...] = ()
+    dropped_tokens: int = 0
 
 
 class History:
@@ -80,7 +82,7 @@ class History:
             self._thin(nodes)
             found = self.tree.match(prompt)
             nodes = path_nodes(found.node, max(0, n_input - 1))
-        kept = _kept(found.partial or found.node)
+        kept, dropped = _kept(found.partial or found.node)
         marks = tuple((node.end, node.state) for node in nodes if node.state is not None)
         kind = self._tip_kind(found.kv_tokens, marks)
         if marks:
@@ -97,7 +99,7 @@ class History:
         declared = tuple([(at, self._declared(leaf, at, at == boundaries[0], n_input, now)) for at in boundaries])
         self._evict()
         self.table.refresh()
-        return tuple.__new__(HistoryMatch, (found.kv_tokens, marks, branch, tip, kept, leaf, declared))
+        return tuple.__new__(HistoryMatch, (found.kv_tokens, marks, branch, tip, kept, leaf, declared, dropped))
 
     def extend(self, tokens: Tokens, tip: Mark, now: float) -> Mark:
         """A request entered with its input has ended as `tokens`: move its `tip` to their end, unless it stays.
@@ -322,17 +324,19 @@ def _stays(tip: Mark) -> bool:
     return tip.hits > 0 or tip.kind is Kind.DECLARED
 
 
-def _kept(node: Node) -> int:
-    """How much of the latest sequence through `node` was kept, by the mark there or the next below: `kept_tokens`."""
-    kept = -1
+def _kept(node: Node) -> tuple[int, int]:
+    """`kept_tokens` and `dropped_tokens` of the latest sequence through `node`, by the marks there and next below."""
+    kept, dropped = -1, 0
     at: Node | None = node
-    while at is not None and kept < node.end:
-        if at.state is not None:
-            kept = max(kept, 0 if at.state.announced else at.end - at.state.unkept)
+    while at is not None:
+        mark = at.state
+        if mark is not None:
+            kept = max(kept, 0 if mark.announced else at.end - mark.unkept)
+            dropped = max(dropped, mark.dropped)
             if at is not node:
                 break
         at = next(reversed(at.children.values()), None)
-    return kept
+    return kept, dropped
 
 
 def path_nodes(node: Node, limit: int) -> list[Node]:

@@ -41,15 +41,17 @@ class Mark:
     `older`, `newer`, `stage` and `node` belong to the history: the neighbours in the order of last use, the stage of
     age they are in (-1: in none), and the node there. `evicted` and `refused` say why a checkpoint is not there: given
     up for another, or never taken for want of memory; `unkept` counts the tokens before the position whose KV was not
-    kept, because no state stands behind them; `announced` is a position that nobody has computed so far.
+    kept, because no state stands behind them; `announced` is a position that nobody has computed so far. `heir` is, of
+    a superseded end that the history does not know, the mark of the later end; `dropped` is, of that one, the deepest
+    position of such ends that were evicted.
 
     Compiled marks and nodes are no business of the garbage collector (`acyclic`): a full history has 800,000 of them.
     So whoever links them takes the links apart when they go.
     """
 
     __slots__ = (
-        "announced", "depth", "evicted", "gap_s", "hint", "hits", "kind", "last_s", "newer", "node", "older", "refused",
-        "reuse_class", "room", "site", "stage", "touch", "unkept",
+        "announced", "depth", "dropped", "evicted", "gap_s", "heir", "hint", "hits", "kind", "last_s", "newer", "node",
+        "older", "refused", "reuse_class", "room", "site", "stage", "touch", "unkept",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, last_s: float, touch: int = 0) -> None:
@@ -71,11 +73,19 @@ class Mark:
         self.refused = False
         self.unkept = 0
         self.announced = False
+        self.heir: Mark | None = None
+        self.dropped = 0
 
     @property
     def shared(self) -> bool:
         """Whether others are to begin here: the conversation that saved it does not supersede it."""
         return self.kind is Kind.BRANCH or (self.kind is Kind.DECLARED and self.site != NEAR)
+
+    def evict(self, position: int) -> None:
+        """Its state, behind `position` tokens, was given up; who superseded it knows that from now on."""
+        self.evicted = True
+        if self.heir is not None:
+            self.heir.dropped = max(self.heir.dropped, position)
 
     def use(self, now: float) -> None:
         """Count one use at `now` seconds: hits, mean gap, last use."""
