@@ -268,7 +268,7 @@ def goes_by(made: Any, single: bool | None = True, ahead: bool = False) -> None:
     async def run() -> Any:
         parallel.outer.set(None if single is None else SimpleNamespace(is_single=single))
         warming.here.set(ahead)
-        return await processing.tokenize(original, manager, None)
+        return await processing.tokenize(original, manager, SimpleNamespace(rid="r"))
 
     assert asyncio.run(run()) is made
 

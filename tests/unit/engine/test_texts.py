@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import texts
+from sglang_hybrid.engine.frontend import pages, processing, texts
+from sglang_hybrid.engine.frontend.segments.parallel import outer
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,37 @@ def test_a_short_text_is_tokenised_where_it_came(given: Any) -> None:
     assert asyncio.run(texts.tokenize(original, manager(), given)) == (given, threading.get_ident())
 
 
+class Asked(SimpleNamespace):
+    """A request to `/v1/tokenize`."""
+
+    async def body(self) -> bytes:
+        return b"a" * texts.LONG
+
+
+@pytest.mark.parametrize("extra", [{}, {pages.KEY: {"endpoint": "/generate", "body": {"text": "a"}, "page_tokens": 1}}])
+def test_a_question_about_a_long_text_leaves_the_event_loop_to_others(
+    extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenised = threading.Event()
+
+    def ids(*_: Any) -> list[int]:
+        assert tokenised.wait(60), "the event loop waits for the text"
+        return [5, 6, 7]
+
+    async def original(*_: Any) -> Any:
+        return SimpleNamespace(body=json.dumps({"count": len(ids())}).encode())
+
+    async def run() -> Any:
+        http = Asked(app=SimpleNamespace(state=None))
+        work = asyncio.create_task(pages.tokenize(original, None, None, Asked(model_extra=extra, messages=None), http))
+        await asyncio.sleep(0)
+        tokenised.set()
+        return json.loads((await work).body)["count"]
+
+    monkeypatch.setattr(pages, "_ids", ids)
+    assert asyncio.run(run()) == 3
+
+
 def test_what_is_wrong_with_a_long_text_is_said() -> None:
     async def refuses(_: Any, got: Any, pairs: bool) -> Any:
         raise ConfigError("no")
@@ -97,3 +130,21 @@ def test_batches_of_sglangs_own_wait_in_the_event_loop() -> None:
 
     long = "a" * texts.LONG
     assert asyncio.run(texts.tokenize(original, manager(batches=object()), long)) == long
+
+
+@pytest.mark.parametrize(("single", "turns"), [(False, [1, 2, 3]), (True, [0, 0, 0])])
+def test_between_the_prompts_of_a_list_others_get_turns(single: bool, turns: list[int]) -> None:
+    async def original(_: Any, obj: Any) -> Any:
+        return obj
+
+    async def run() -> list[int]:
+        outer.set(SimpleNamespace(is_single=single))
+        owner, others, found = manager(), list[int](), list[int]()
+        owner.rid_to_state = {}
+        for number in range(3):
+            asyncio.get_running_loop().call_soon(others.append, number)
+            await processing.tokenize(original, owner, SimpleNamespace(rid=str(number)))
+            found.append(len(others))
+        return found
+
+    assert asyncio.run(run()) == turns

@@ -18,10 +18,15 @@ async def tokenize(serving: Any, raw_request: Any, chat: Callable[[Any], Any]) -
 
     To read and to render it twice takes some milliseconds, to tokenise it takes a hundred times as long.
     """
-    read = getattr(raw_request, "body", None)  # which was read already; not every caller of SGLang's has one
-    raw = b"" if read is None else await read()
+    raw = await body(raw_request)
     if len(raw) >= texts.LONG:
         await texts.beside(lambda: _tokenize(serving, lambda: chat(json.loads(raw))))
+
+
+async def body(raw_request: Any) -> bytes:
+    """That of a request, which was read already; not every caller of SGLang's has one."""
+    read = getattr(raw_request, "body", None)
+    return b"" if read is None else await read()
 
 
 def _tokenize(serving: Any, chat: Callable[[], Any]) -> None:

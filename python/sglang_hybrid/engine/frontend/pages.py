@@ -7,10 +7,11 @@ that the prompt is empty, and the router chooses without knowing it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import ahead, token_cache
+from sglang_hybrid.engine.frontend import ahead, texts, token_cache
 from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_key
 from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.routing.index import block_hashes
@@ -22,8 +23,12 @@ KEY = "request"
 async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, request: Any, raw_request: Any) -> Any:
     """Around `/v1/tokenize`: how many tokens the prompt has, and the names of the pages before its last one."""
     asked = (request.model_extra or {}).get(KEY)
+    is_long = len(await ahead.body(raw_request)) >= texts.LONG
     if asked is None:
-        return await original(serving, adapted, request, raw_request)
+        answer = original(serving, adapted, request, raw_request)
+        if is_long and request.messages is None:
+            answer = texts.beside(partial(texts.finish, answer))
+        return await answer
     from fastapi.responses import JSONResponse
 
     if not isinstance(asked, dict) or not isinstance(body := asked.get("body"), dict):
@@ -36,7 +41,10 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
     endpoint, state = str(asked.get("endpoint")), raw_request.app.state
     if endpoint in _CHATS:
         await ahead.tokenize(serving.chat_serving, raw_request, lambda _: _CHATS[endpoint](body, state))
-    ids = _ids(serving, endpoint, body, state)
+        ids = _ids(serving, endpoint, body, state)
+    else:
+        work = partial(_ids, serving, endpoint, body, state)
+        ids = await texts.beside(work) if is_long else work()
     return JSONResponse({"tokens": [], "count": len(ids), "names": block_hashes(ids[:-1], int(page_tokens), salt)})
 
 

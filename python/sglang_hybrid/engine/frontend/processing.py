@@ -1,14 +1,16 @@
-"""Images, videos and sounds on their way to tensors: SGLang's processors answer, whatever a client sent."""
+"""One prompt on its way to tokens: processors of images answer, whatever a client sent, and others get their turn."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
-from sglang_hybrid.engine.frontend.segments.parallel import prepared
+from sglang_hybrid.engine.frontend.segments.aborts import unless_aborted
+from sglang_hybrid.engine.frontend.segments.parallel import outer, prepared
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +23,12 @@ async def tokenize(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
 
     Processors read what a client made, with code that expects well-formed images in the number that the prompt has
     places for; what they raise otherwise is of every type. SGLang answers a ValueError with 400 and the rest with 500.
+
+    Between the prompts of a list it waits for nothing: with thousands of them nobody else was answered for seconds.
     """
+    whole = outer.get()
+    if whole is not None and not whole.is_single:
+        await unless_aborted(manager, obj.rid, asyncio.sleep(0))
     try:
         made = await original(manager, obj)
     except ValueError:

@@ -7,16 +7,17 @@ import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.frontend import labels, media, placeholders, token_cache
+from sglang_hybrid.engine.frontend import labels, media, placeholders, texts, token_cache
 from sglang_hybrid.engine.frontend.arrival import require_arrival
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.processors import require_readable
 from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.frontend.segments import parallel
-from sglang_hybrid.engine.frontend.segments.prompts import divide
+from sglang_hybrid.engine.frontend.segments.prompts import divide, separator
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.launch import embedded
 
@@ -43,7 +44,7 @@ async def generate(
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
         await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
     token_cache.enter_of(obj)
-    divide(obj, manager.tokenizer, path)
+    await texts.aside(obj.text if separator() else None, partial(divide, obj, manager.tokenizer, path))
     parallel.outer.set(None if request is None else obj)
     asked, engine = original(manager, obj, request), embedded.of(manager)
     try:

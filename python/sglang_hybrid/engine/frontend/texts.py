@@ -80,10 +80,12 @@ async def tokenize(original: Callable[..., Any], manager: Any, texts: Any, *args
     """Around `TokenizerManager._tokenize_texts`: long texts leave the event loop to others meanwhile."""
     if manager.async_dynamic_batch_tokenizer is not None:
         return await original(manager, texts, *args, **kwargs)
-    work = partial(_tokens, original, manager, texts, *args, **kwargs)
-    if _characters(texts) < LONG:
-        return work()
-    return await beside(work)
+    return await aside(texts, partial(_tokens, original, manager, texts, *args, **kwargs))
+
+
+async def aside(texts: Any, work: Callable[[], Any]) -> Any:
+    """What `work` on `texts` returns; while they are long, the event loop goes on."""
+    return await beside(work) if _characters(texts) >= LONG else work()
 
 
 async def beside(work: Callable[[], Any]) -> Any:
@@ -96,7 +98,7 @@ def _tokens(original: Callable[..., Any], manager: Any, texts: Any, pairs: bool 
     found = None if pairs else known(manager.tokenizer, texts, {})
     if found is not None and not getattr(manager.model_config, "is_embedding_gemma", False):  # SGLang adds its end
         return found, None
-    return _run(original(manager, texts, pairs))
+    return finish(original(manager, texts, pairs))
 
 
 def _characters(texts: Any) -> int:
@@ -104,7 +106,7 @@ def _characters(texts: Any) -> int:
     return len(texts) if isinstance(texts, str) else sum(map(_characters, texts or ()))
 
 
-def _run(made: Coroutine[Any, Any, Any]) -> Any:
+def finish(made: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine that waits for nothing."""
     try:
         made.send(None)
