@@ -83,3 +83,25 @@ def test_a_short_chat_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("messages", [[1] * texts.LONG, {"a": "b" * texts.LONG}])
 def test_what_is_wrong_with_a_chat_is_told_by_sglang(messages: Any) -> None:
     asyncio.run(ahead.tokenize(Serving(Tokenizer()), Request(messages), chat))
+
+
+def test_a_long_chat_whose_text_cannot_be_cut_is_tokenised_once() -> None:
+    class Whole(Tokenizer):
+        asked = 0
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            if (found := texts.known(self, text, options)) is not None:
+                return found
+            self.asked += 1
+            return [len(text), threading.get_ident()]
+
+    tokenizer = Whole()
+    serving = Serving(tokenizer)
+
+    async def run() -> list[list[int]]:
+        await ahead.tokenize(serving, Request(["a" * texts.LONG]), chat)
+        return [serving._process_messages(chat(["a" * size]), False).prompt_ids for size in (3, texts.LONG, texts.LONG)]
+
+    (_, elsewhere), (size, thread), (_, here) = asyncio.run(run())
+    assert (size, tokenizer.asked) == (texts.LONG, 3)
+    assert thread != here == elsewhere

@@ -20,7 +20,7 @@ async def tokenize(serving: Any, raw_request: Any, chat: Callable[[Any], Any]) -
     """
     raw = await body(raw_request)
     if len(raw) >= texts.LONG:
-        await texts.beside(lambda: _tokenize(serving, lambda: chat(json.loads(raw))))
+        texts.remember(await texts.beside(lambda: _tokenize(serving, lambda: chat(json.loads(raw)))))
 
 
 async def body(raw_request: Any) -> bytes:
@@ -29,10 +29,13 @@ async def body(raw_request: Any) -> bytes:
     return b"" if read is None else await read()
 
 
-def _tokenize(serving: Any, chat: Callable[[], Any]) -> None:
+def _tokenize(serving: Any, chat: Callable[[], Any]) -> texts.Made | None:
+    """What has to be remembered, for no cache does: of tokenizers whose texts cannot be cut."""
     try:
+        tokenizer = serving.tokenizer_manager.tokenizer
         real = rendered(type(serving)._process_messages, serving, chat())
-        if isinstance(real.prompt, str):
-            texts.known(serving.tokenizer_manager.tokenizer, real.prompt, real.options)
+        if isinstance(real.prompt, str) and texts.known(tokenizer, real.prompt, real.options) is None:
+            return real.prompt, real.options, list(tokenizer.encode(real.prompt, **real.options))
     except Exception as error:  # it is told when SGLang meets it
         logger.debug("a chat is not tokenised ahead: %s", error)
+    return None
