@@ -45,6 +45,26 @@ def test_a_text_that_no_context_holds_is_refused(longest: int, most: int) -> Non
         texts.require_piece("a" * (most + 1), "pattern")
 
 
+def test_a_tokenizer_with_an_encode_of_its_own_is_asked_by_ours() -> None:
+    class Own:
+        def encode(self, text: str, allow_special_tokens: bool = True) -> list[int]:
+            return [len(text), allow_special_tokens]
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    owner = manager()
+    owner.tokenizer = tokenizer = Own()
+    texts.bound(None, owner)
+    assert tokenizer.encode("abc") == [3, True]
+    assert tokenizer.encode("abc", False) == tokenizer.encode("abc", allow_special_tokens=False) == [3, False]
+    texts.remember(("abc", {}, [5]))
+    assert [tokenizer.encode("abc"), tokenizer.encode("abc")] == [[5], [3, True]]
+    for given in ({}, {"allow_special_tokens": False}):
+        with pytest.raises(ConfigError, match="more than 640 characters"):
+            tokenizer.encode("a" * 641, **given)
+
+
 def test_a_text_that_will_be_cut_may_be_longer() -> None:
     texts.bound(None, manager(truncates=True))
     texts.require_length(None, "a" * 10_000)

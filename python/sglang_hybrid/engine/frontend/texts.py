@@ -37,9 +37,15 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="long-texts")
 def bound(_: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER hook of `TokenizerManager.init_tokenizer_and_processor`: from here on `require_length` knows the context.
 
-    With `--allow-auto-truncate` any text is served, by its beginning.
+    With `--allow-auto-truncate` any text is served, by its beginning. A tokenizer of a class with its own `encode`, as
+    Kimi's, is out of reach of the hook: that one is wrapped.
     """
+    from transformers import PreTrainedTokenizerBase
+
     global _most
+    own = getattr(type(manager.tokenizer), "encode", None)
+    if own not in (None, PreTrainedTokenizerBase.encode):
+        manager.tokenizer.encode = partial(encode, own, manager.tokenizer)
     if manager.tokenizer is None or getattr(manager.server_args, "allow_auto_truncate", False):
         _most = None
         return
