@@ -45,7 +45,9 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
     else:
         work = partial(_ids, serving, endpoint, body, state)
         ids = await texts.beside(work) if is_long else work()
-    return JSONResponse({"tokens": [], "count": len(ids), "names": block_hashes(ids[:-1], int(page_tokens), salt)})
+    work = partial(block_hashes, ids[:-1], int(page_tokens), salt)
+    names = await texts.beside(work) if is_long else work()
+    return JSONResponse({"tokens": [], "count": len(ids), "names": names})
 
 
 def _ids(serving: Any, endpoint: str, body: dict[str, Any], state: Any) -> list[int]:
