@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from sglang_hybrid import EngineDied
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import embedded, stop
 from tests.engine.support import PATIENCE_S, eventually
 
@@ -269,6 +270,22 @@ def test_a_call_of_a_scheduler_raises_when_it_dies() -> None:
         with pytest.raises(EngineDied):
             asked(engine)
     finally:
+        context.destroy(linger=0)
+
+
+def test_a_call_that_reaches_no_scheduler_of_several_is_refused() -> None:
+    """Each replica has a socket of its own for such calls, and SGLang's engine asks at another, for ever."""
+    context = zmq.Context()
+
+    def kind(dp_size: int) -> Any:
+        return SimpleNamespace(tokenizer_manager=Manager([Process()]), send_to_rpc=context.socket(zmq.DEALER))
+
+    engine = embedded.start(kind, {"dp_size": 2})
+    try:
+        with pytest.raises(ConfigError, match="make an Engine of one: 2"):
+            asked(engine)
+    finally:
+        embedded.shutdown(lambda _: None, engine)
         context.destroy(linger=0)
 
 

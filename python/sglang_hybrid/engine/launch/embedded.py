@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
 
-from sglang_hybrid.core.errors import EngineDied
+from sglang_hybrid.core.errors import ConfigError, EngineDied
 from sglang_hybrid.engine.launch import leftovers, stop
 
 _GONE_S, _LOOK_S = 10.0, 0.05
@@ -55,7 +55,8 @@ def start(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     known = Embedded(engine, [child for child in _children() if child not in before])
     _engines.append(known)
     if getattr(engine, "send_to_rpc", None) is not None:
-        engine.send_to_rpc = _Asked(engine.send_to_rpc, known)
+        replicas = 1 if arguments.get("enable_dp_attention") else arguments.get("dp_size") or 1
+        engine.send_to_rpc = _Asked(engine.send_to_rpc, known, replicas)
     return engine
 
 
@@ -154,8 +155,8 @@ class Embedded:
 class _Asked:
     """The socket of an engine's `collective_rpc`, which would wait for ever on a scheduler that is gone."""
 
-    def __init__(self, socket: Any, engine: Embedded) -> None:
-        self._socket, self._engine = socket, engine
+    def __init__(self, socket: Any, engine: Embedded, replicas: int) -> None:
+        self._socket, self._engine, self._replicas = socket, engine, replicas
         socket.RCVTIMEO = socket.SNDTIMEO = int(1000 * _LOOK_S)
 
     def __getattr__(self, name: str) -> Any:
@@ -165,6 +166,11 @@ class _Asked:
     def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         import zmq  # of SGLang's packages
 
+        if self._replicas > 1:  # each listens where nobody asks
+            self._engine.require()
+            raise ConfigError(
+                f"collective_rpc reaches no scheduler of several replicas; make an Engine of one: {self._replicas}"
+            )
         while True:
             self._engine.require()
             with suppress(zmq.Again):
