@@ -58,9 +58,6 @@ ENDS = {
         {"max_new_tokens": 0}, token_indices_to_pool=[1], return_logprob=True, token_ids_logprob=[5]
     ),
     "an adapter's id from outside": native(lora_id=[]),
-    "a profile without an end": ("/start_profile", {"profile_by_stage": True}),
-    "a profile that nobody can write": ("/start_profile", {"output_dir": "/proc/none", "num_steps": 1}),
-    "a profile of another device": ("/start_profile", {"activities": ["MEM"], "num_steps": 1}),
 }
 """Each of these ends a process of SGLang 0.5.21, or keeps its scheduler busy for ever."""
 
@@ -103,7 +100,14 @@ MISTAKES = {
     "an unknown tool parser": ("/parse_function_call", {"text": "a", "tools": [], "tool_call_parser": "x"}),
     "pairs for no cross encoder": ("/encode", {"text": [["a", "b"]]}),
     "an unknown parameter for Vertex": ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"foo": 1}}),
+}
+"""SGLang answers these with 500, serves them without bound, or says 200 to what it did not do."""
+
+ADMINISTRATORS = {
+    "a profile of each stage": ("/start_profile", {"profile_by_stage": True, "num_steps": 1}),
+    "a profile that nobody can write": ("/start_profile", {"output_dir": "/proc/none", "num_steps": 1}),
+    "a profile of another device": ("/start_profile", {"activities": ["MEM"], "num_steps": 1}),
     "no profile to stop": ("/stop_profile", {}),
     "no corpus": ("/remove_external_corpus", []),
 }
-"""SGLang answers these with 500, serves them without bound, or says 200 to what it did not do."""
+"""The first three end the scheduler, at once or with the next request; the others are 500."""

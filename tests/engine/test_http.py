@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sglang_hybrid.demo.server import Server
 from tests.engine.bodies import Document, body_of
-from tests.engine.refused import ENDS, MESSAGES, MISTAKES
+from tests.engine.refused import ADMINISTRATORS, ENDS, MESSAGES, MISTAKES
 from tests.engine.support import PATIENCE_S, Client, eventually
 
 pytestmark = pytest.mark.engine
@@ -89,6 +89,14 @@ def test_a_request_that_harms_is_refused(client: Client, first_answer: list[int]
     status, text = client.answer(path, body)
     assert status == 400, text
     assert message(path, text)
+
+
+@pytest.mark.parametrize("what", ADMINISTRATORS)
+def test_a_mistake_of_the_administrator_is_refused(server: Server, client: Client, what: str) -> None:
+    path, body = ADMINISTRATORS[what]
+    status, text = Client(server, MASTER).answer(path, body)
+    assert status == 400, text
+    assert client.generate([5, 6, 7], 2)[0]
 
 
 STREAMED = [
