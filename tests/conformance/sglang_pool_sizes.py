@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,7 +98,7 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     tp = case["tp"]
-    flags = {"enable_dsa_cache_layer_split": False}
+    flags = {} if version("sglang") == "0.5.17" else {"enable_dsa_cache_layer_split": False}
     if hasattr(runtime_context, "linear_attn_parallel_group"):  # since 0.5.23
         flags["enable_cp_tp_group_sharing"] = False
     with runtime_context.get_parallel().override(attn_tp_size=tp, tp_size=tp, attn_dcp_size=1, **flags):

@@ -17,6 +17,9 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from sglang_hybrid.engine.pools import refusals
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.versions import served
+
+pytestmark = served("elastic memory")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,9 @@ from sglang_hybrid.engine.pools.copies import OnHost
 from sglang_hybrid.engine.pools.telemetry import figures
 from sglang_hybrid.memory.sizing import CUDA, Kinds, choose
 from tests.fake_cuda import FakeCuda
+from tests.versions import served
+
+pytestmark = served("elastic memory")
 
 KINDS = Kinds(512, 88, 1, 140_000_000)  # of Falcon-H1 7B: columns of 176 and 134 MiB
 GPU = 3  # of rank 1, where the first is 2

@@ -23,8 +23,10 @@ from sglang_hybrid.engine.launch import fingerprint
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.engine.surface.rows import full_name
+from tests.versions import since
 
 VOCABULARY = 320
+POOLED = since("0.5.21", "token_indices_to_pool")
 DEEP: Any = 0
 for _ in range(100):
     DEEP = [DEEP]
@@ -43,6 +45,7 @@ def sampled(**params: Any) -> Any:
     return arrive(sampling_params=params)
 
 
+@since("0.5.21", "cache_salt at /generate")
 def test_ordinary_requests_pass() -> None:
     arrive(rid="chat-1", priority=3, cache_salt="a\nb", extra_key="", session_id="s", logprob_start_len=-1)
     arrive(input_ids=[[5], [6, 7]], rid=["a", "b"], top_logprobs_num=[1, 0], sampling_params=[{"n": 2}, {"n": 2}])
@@ -67,7 +70,7 @@ def test_numbers_that_came_as_texts_are_numbers() -> None:
         ({"n": 0}, "n is a whole number from 1"),
         ({"n": -3}, "n is a whole number from 1 to .*: -3"),
         ({"n": 65}, "--hybrid-max-sequences.*: 1 x 65"),
-        ({"beam_width": 65}, "--hybrid-max-sequences"),
+        pytest.param({"beam_width": 65}, "--hybrid-max-sequences", marks=since("0.5.21", "beams")),
         ({"n": 1.5}, "sampling parameter n has another type"),
         ({"top_k": 2**40}, f"top_k is a whole number from -1 to {2**30}: {2**40}"),
         ({"temperature": "hot"}, "temperature has another type.*'hot'"),
@@ -132,7 +135,11 @@ def test_whoever_runs_sglang_in_his_own_process_sends_as_much_as_he_likes() -> N
         ({"rid": "a\u2028b"}, "rid has no line breaks"),
         ({"session_id": "\x1b[31m"}, "session_id has no line breaks"),
         ({"lora_path": "a\rb"}, "lora_path has no line breaks"),
-        ({"cache_salt": "x" * 1025}, "cache_salt is a text of at most 1024 characters"),
+        pytest.param(
+            {"cache_salt": "x" * 1025},
+            "cache_salt is a text of at most 1024 characters",
+            marks=since("0.5.21", "cache_salt at /generate"),
+        ),
         ({"priority": 2**31}, "priority is a whole number"),
         ({"session_params": {"foo": 5}}, "unknown session parameter"),
         ({"session_params": {"id": 5}}, "session parameter id has another type"),
@@ -215,8 +222,12 @@ def test_placeholders_that_sglang_puts_for_an_image_are_its_own() -> None:
     ("fields", "ids", "words"),
     [
         ({}, [], "at least one token"),
-        ({"token_indices_to_pool": [3]}, [5, 6, 7], "token_indices_to_pool are positions in the prompt"),
-        ({"token_indices_to_pool": [2]}, [5, 6, 7], "start the server with --disable-radix-cache"),
+        pytest.param(
+            {"token_indices_to_pool": [3]}, [5, 6, 7], "token_indices_to_pool are positions in the prompt", marks=POOLED
+        ),
+        pytest.param(
+            {"token_indices_to_pool": [2]}, [5, 6, 7], "start the server with --disable-radix-cache", marks=POOLED
+        ),
         ({"sampling_params": {"n": 64}}, [5] * (limits.TOKENS // 64 + 1), "a prompt times its samples"),
         (
             {"return_logprob": True, "top_logprobs_num": 320, "sampling_params": {"max_new_tokens": 60_000, "n": 2}},
@@ -243,6 +254,7 @@ def test_an_error_message_is_one_short_line() -> None:
         assert "\n" not in said
 
 
+@since("0.5.21", "ids of samples before they are sent")
 def test_unsent_states_of_a_finished_request_go_and_others_stay() -> None:
     """Three samples of one prompt: SGLang's first state is gone, two were never sent; a stranger has one of the ids."""
     obj = arrive(stream=True, rid="mine", sampling_params={"n": 3})

@@ -14,6 +14,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import checks, copies
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.versions import served
 
 
 def completed(folder: Path, config: dict[str, Any], *more: str) -> Any:
@@ -28,7 +29,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
 
 
-@pytest.mark.skipif(not compat.complete(), reason="refused with other versions")
+@served("a host tier on a CPU")
 @pytest.mark.usefixtures("on_cpu")
 def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     parsed = completed(tmp_path, QWEN3_NEXT)
@@ -38,6 +39,7 @@ def test_a_cpu_gets_plain_copies_and_a_ratio(tmp_path: Path) -> None:
     assert completed(tmp_path, QWEN3_NEXT, "--hicache-size", "1").hicache_ratio is None
 
 
+@served("a host tier on a CPU")
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     ("rest", "reason"),
@@ -59,6 +61,7 @@ def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[s
     assert " ".join(rest) in str(refused.value)
 
 
+@served("a host tier on a CPU")
 @pytest.mark.usefixtures("on_cpu")
 def test_a_model_whose_second_state_stays_on_the_device_is_refused(tmp_path: Path) -> None:
     config = QWEN3_NEXT | {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp"}

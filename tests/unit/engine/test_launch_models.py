@@ -19,6 +19,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.versions import since
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -75,8 +76,21 @@ def test_a_model_whose_configuration_is_damaged_needs_sizes_and_says_why(
     assert line.endswith("give --max-total-tokens and --max-mamba-cache-size: Qwen3NextForCausalLM")
 
 
+NEWER = {
+    "InternS2MobiusForConditionalGeneration", "GigaChat35ForCausalLM", "Qwen4ExpForConditionalGeneration",
+    "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", "Glm5NextForConditionalGeneration",
+    "MiniCPMSALAForCausalLM", "NemotronH_Omni_Reasoning_V3", "Mamba2ForCausalLM", "MambaForCausalLM",
+    "FalconMambaForCausalLM",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name", [name for name, row in ARCHITECTURES.items() if row.where is Where.GPU and "0.5.23" not in row.note]
+    "name",
+    [
+        pytest.param(name, marks=since("0.5.21", "this model") if name in NEWER else ())
+        for name, row in ARCHITECTURES.items()
+        if row.where is Where.GPU and "0.5.23" not in row.note
+    ],
 )
 def test_layers_without_cpu_kernels_are_refused_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -101,6 +115,7 @@ def test_a_gpu_model_is_refused_before_sizes_are_asked_for(capsys: pytest.Captur
         assert "served on a GPU only" in line
 
 
+@since("0.5.21", "a Kimi-Linear that a CPU can build")
 def test_a_cpu_builds_kimi_linear_from_a_version_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**PUBLISHED["kimi-linear-48b-a3b"], "architectures": ["KimiLinearForCausalLM"]}
     namespace = argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="dummy")

@@ -20,6 +20,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.versions import since
 
 LPM = "To use priority scheduling, schedule_policy must be 'fcfs' or 'lof'. 'lpm' is not supported."
 
@@ -285,12 +286,12 @@ def test_mixed_chunks_and_tracked_states_are_refused(capsys: pytest.CaptureFixtu
         line = refused(capsys, *mixed, "--hybrid-backend", backend)
         assert "add --mamba-radix-cache-strategy no_buffer: " in line
     for more in (["--mamba-radix-cache-strategy", "no_buffer"], ["--disable-radix-cache"]):
-        rest = [*mixed, *more]
-        namespace = flags.parse_engine(rest)
-        _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
-        assert parsed.enable_mixed_chunk
+        namespace = flags.parse_engine(rest := [*mixed, *more])
+        model = preflight.inspect_model(namespace)
+        assert arguments.complete(namespace, rest, HybridConfig(), model)[1].enable_mixed_chunk
 
 
+@since("0.5.21", "settings that its sizes are asked for apart")
 def test_slots_of_a_request_are_those_that_sglang_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
@@ -305,8 +306,7 @@ def test_slots_of_a_request_are_those_that_sglang_counts_on(monkeypatch: pytest.
         )
         monkeypatch.setattr(sizes, "get_memory", lambda: SimpleNamespace(disable_radix_cache=False))
         monkeypatch.setattr(sizes, "get_exec", lambda mamba=mamba: SimpleNamespace(mamba=mamba))
-        schedule = SimpleNamespace(disable_overlap_schedule=not overlap)
-        monkeypatch.setattr(sizes, "get_schedule", lambda schedule=schedule: schedule)
+        monkeypatch.setattr(sizes, "get_schedule", lambda o=overlap: SimpleNamespace(disable_overlap_schedule=not o))
         monkeypatch.setenv(slots.UNLOCK, unlock)
         asked = sizes.KVCacheConfigurator._calculate_mamba_ratio(object())  # type: ignore[arg-type]
         assert slots.per_request(strategy, overlap) == asked, (strategy, overlap, unlock)

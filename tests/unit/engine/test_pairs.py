@@ -18,6 +18,9 @@ from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.engine.pairs import checksums, connections, guards, indices, misses
 from sglang_hybrid.prefix.misses import REASONS
 from tests.engine.support import eventually
+from tests.versions import since
+
+MANY = since("0.5.21", "pairs that hand over more than 8 top log-probabilities")
 
 
 def buffers() -> Any:
@@ -106,6 +109,7 @@ def pools() -> tuple[Any, list[Any]]:
     return computer, [*kv, *states]
 
 
+@since("0.5.21", "checksums of what pairs hand over")
 def test_a_sum_is_over_the_pages_and_the_state_of_a_prompt(pools: tuple[Any, list[Any]]) -> None:
     import torch
 
@@ -125,6 +129,7 @@ def test_a_sum_is_over_the_pages_and_the_state_of_a_prompt(pools: tuple[Any, lis
         found = changed
 
 
+@since("0.5.21", "checksums of what pairs hand over")
 def test_a_sum_is_never_none(monkeypatch: pytest.MonkeyPatch, pools: tuple[Any, list[Any]]) -> None:
     import torch
 
@@ -252,7 +257,7 @@ def asks(room: Any = 5, host: Any = "10.0.0.1", port: Any = 8998, top: int = 0) 
         ({"host": "a" * 256}, "bootstrap_host is the address"),
         ({"port": 0}, "from 1 to 65535: 0"),
         ({"port": 65536}, "from 1 to 65535: 65536"),
-        ({"top": 129}, "at most 128 top log-probabilities of a token: 129"),
+        pytest.param({"top": 129}, "at most 128 top log-probabilities of a token: 129", marks=MANY),
     ],
 )
 def test_a_request_that_would_end_a_scheduler_is_refused(given: dict[str, Any], said: str) -> None:
@@ -268,7 +273,7 @@ def test_a_request_that_would_end_a_scheduler_is_refused(given: dict[str, Any], 
     ("given", "more"),
     [
         ({}, {}),
-        ({"room": 2**63 - 1, "host": "[::1]", "port": None, "top": 128}, {}),
+        pytest.param({"room": 2**63 - 1, "host": "[::1]", "port": None, "top": 128}, {}, marks=MANY),
         ({"room": 0, "host": "2.2.2.2", "port": None}, {}),  # SGLang's own checks of health
         ({"room": 7}, {"is_retracted": True}),
         ({"room": 7}, {"is_rebootstrap": True}),

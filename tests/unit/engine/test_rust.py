@@ -15,6 +15,9 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend import rust as hooks
 from sglang_hybrid.engine.frontend.ids import RequestId
 from sglang_hybrid.engine.launch import rust
+from tests.versions import since
+
+NEWER = since("0.5.21", "fields that requests of its server in Rust have")
 
 PLAIN: dict[str, Any] = dict.fromkeys(("api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile"))
 PLAIN["disaggregation_mode"] = "null"
@@ -88,6 +91,7 @@ def required(obj: Any) -> None:
     hooks.require(None, server, obj, {})
 
 
+@NEWER
 @pytest.mark.parametrize(
     ("sampling", "fields", "message"),
     [
@@ -121,6 +125,7 @@ def test_a_request_is_checked(sampling: dict[str, Any], fields: dict[str, Any], 
         required(obj)
 
 
+@NEWER
 def test_what_needs_no_check_passes() -> None:
     required(came())
     required(
@@ -130,6 +135,7 @@ def test_what_needs_no_check_passes() -> None:
     required(came(input_ids=None))
 
 
+@NEWER
 def test_what_sglang_has_normalized_is_checked() -> None:
     obj = came({"stop": ["s" * 1025]})
     obj.sampling_params.stop = None  # it is in stop_strs by then

@@ -14,6 +14,9 @@ from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments import build, forward, hooks, refusals
+from tests.versions import served
+
+pytestmark = served("segments")
 
 MODEL = find_model("qwen3-next-80b-a3b")
 

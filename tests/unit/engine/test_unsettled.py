@@ -16,6 +16,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import build
 from sglang_hybrid.engine.launch import flags, preparation
 from tests.engine.configs import QWEN3_NEXT, write
+from tests.versions import since
 
 CODESTRAL = {**PUBLISHED["mamba-codestral-7b"], "architectures": ["Mamba2ForCausalLM"]}
 ADDED = ["--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"]
@@ -33,6 +34,7 @@ def complete(folder: Path, *more: str) -> tuple[list[str], list[str]]:
     return final[len(rest) :], [note for note in notes if "overlap" in note]
 
 
+@since("0.5.21", "this model")
 def test_passes_of_a_model_that_sglang_does_not_name_do_not_overlap(tmp_path: Path, on_a_gpu: None) -> None:
     folder = write(tmp_path, CODESTRAL)
     added, notes = complete(folder)
@@ -76,7 +78,7 @@ def test_no_cache_is_built_that_would_be_a_token_late(
         build.build(context(buffered, overlaps), HybridConfig(), spec)
 
 
-@pytest.mark.skipif(not compat.at_least("0.5.21"), reason="SGLang 0.5.17 serves fewer models")
+@since("0.5.21", "some of these models")
 def test_the_list_is_what_sglang_names() -> None:
     """By its own names of models for which it chooses a strategy."""
     from sglang.srt.arg_groups.overrides import _MAMBA_RADIX_CACHE_ARCHS
