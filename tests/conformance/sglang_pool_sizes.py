@@ -3,7 +3,8 @@
 A process of its own, because importing SGLang patches transformers and needs operators a CPU torchvision lacks.
 A case is `{"config": {...}, "tp": n}`; an answer has bytes per rank: `conv`, `temporal` and `pool_slot` (one slot of a
 really allocated MambaPool, only for small states) of one state, `kv` of one token; `chunk`, the checkpoint grid; and
-`served`, the configuration as a server has it. Beside the answers, `hybrids` is what SGLang serves.
+`served`, the configuration as a server has it. Where SGLang has no class for a model, or cannot read its
+configuration, the answer is why: `lacks`. Beside the answers, `hybrids` is what SGLang serves.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def kv_bytes(model: Any, num_layers: int) -> int:
         model_config=model,
         kv_cache_dtype=model.dtype,
         use_mla_backend=model.attention_arch == AttentionArch.MLA,
-        server_args=SimpleNamespace(enable_hisparse=False),
+        server_args=SimpleNamespace(enable_hisparse=False, enable_dsa_cache_layer_split=False),
         is_draft_worker=False,
     )
     configurator = object.__new__(DefaultPoolConfigurator)  # its __init__ wants a running server
@@ -147,8 +148,15 @@ def hybrids() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answers = []
+    answers, known = [], hybrids()
     with tempfile.TemporaryDirectory() as root:
         for number, case in enumerate(json.load(sys.stdin)):
-            answers.append(answer(case, Path(root) / str(number)))
-    sys.stdout.write(json.dumps({"answers": answers, "hybrids": hybrids()}, default=str) + "\n")
+            name = ARCHITECTURES[case["config"]["model_type"]]
+            if name not in known["served"]:
+                answers.append({"lacks": name})
+                continue
+            try:
+                answers.append(answer(case, Path(root) / str(number)))
+            except (AttributeError, TypeError, ValueError) as error:
+                answers.append({"lacks": f"what it takes to read this {name}: {error}"})
+    sys.stdout.write(json.dumps({"answers": answers, "hybrids": known}, default=str) + "\n")
