@@ -100,12 +100,17 @@ async def tokenize(original: Callable[..., Any], manager: Any, texts: Any, *args
     """Around `TokenizerManager._tokenize_texts`: long texts leave the event loop to others meanwhile."""
     if manager.async_dynamic_batch_tokenizer is not None:
         return await original(manager, texts, *args, **kwargs)
-    return await aside(texts, partial(_tokens, original, manager, texts, *args, **kwargs))
+    return await aside(are_long(texts), partial(_tokens, original, manager, texts, *args, **kwargs))
 
 
-async def aside(texts: Any, work: Callable[[], Any]) -> Any:
-    """What `work` on `texts` returns; while they are long, the event loop goes on."""
-    return await beside(work) if _characters(texts) >= LONG else work()
+def are_long(texts: Any) -> bool:
+    """Whether to tokenise `texts` holds others up: a text, or lists of them."""
+    return _characters(texts) >= LONG
+
+
+async def aside(long: bool, work: Callable[[], Any]) -> Any:
+    """What `work` on texts returns; while they are long, the event loop goes on."""
+    return await beside(work) if long else work()
 
 
 async def beside(work: Callable[[], Any]) -> Any:
