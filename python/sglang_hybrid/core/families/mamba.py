@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from sglang_hybrid.core.architecture import (
@@ -41,18 +40,17 @@ def nemotron_h(reader: ConfigReader, blocks: Sequence[Mapping[str, Any]] | None 
     kinds: dict[str, Layer] = {"mamba": mixer, "attention": attention(reader)}
     if "mlp" in labels:
         kinds["mlp"] = Mlp(hidden, reader.count("intermediate_size"), gated=False)
-    if blocks is None and "moe" in labels:
-        kinds["moe"] = _nemotron_experts(reader)
-    elif blocks is not None and len(blocks) != len(labels):
+    blocks = [{}] * len(labels) if blocks is None else blocks
+    if len(blocks) != len(labels):
         raise reader.wrong("block_configs", f"one for each of the {len(labels)} layers", len(blocks))
     layers = [
-        _nemotron_experts(reader, blocks[at]) if blocks is not None and label == "moe" else kinds[label]
-        for at, label in enumerate(labels)
+        _nemotron_experts(reader, block) if label == "moe" else kinds[label]
+        for label, block in zip(labels, blocks, strict=True)
     ]
     return Architecture(tuple(layers), state_dtype(reader), mixer.chunk)
 
 
-def _nemotron_experts(reader: ConfigReader, block: Mapping[str, Any] = MappingProxyType({})) -> Moe:
+def _nemotron_experts(reader: ConfigReader, block: Mapping[str, Any]) -> Moe:
     """Experts of one layer; what `block` says of it counts before what `reader` says of all."""
     reader = ConfigReader({**reader.config, **block}, reader.architecture)
     shared = reader.count("n_shared_experts", default=1, minimum=0)
