@@ -35,10 +35,13 @@ def test_tokens_equal_transformers(
         reference.assert_greedy(prompt, output, strategy)
 
 
-def test_tokens_equal_cache_off(serve: Callable[..., Client], references: Callable[[str], Reference]) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(150, marks=pytest.mark.slow)])
+def test_tokens_equal_cache_off(
+    serve: Callable[..., Client], references: Callable[[str], Reference], count: int
+) -> None:
     """Warm and cold servers agree on the same prompts, one at a time and eight at once."""
     on, off, reference = serve("gdn", *STRATEGIES["extra_buffer"]), serve("gdn", *OFF), references("gdn")
-    batch = prompts(seed=2, count=60)
+    batch = prompts(seed=2, count=count)
     cold = off.generate_all(batch)
     assert all(cached == 0 for _, cached in cold)
     for at_once in (1, 8):
