@@ -43,8 +43,8 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
         await ahead.tokenize(serving.chat_serving, raw_request, lambda _: _CHATS[endpoint](body, state))
         ids = _ids(serving, endpoint, body, state)
     else:
-        ids = await texts.aside(is_long, partial(_ids, serving, endpoint, body, state))
-    names = await texts.aside(is_long, partial(block_hashes, ids[:-1], int(page_tokens), salt))
+        ids = await texts.beside_if(is_long, partial(_ids, serving, endpoint, body, state))
+    names = await texts.beside_if(is_long, partial(block_hashes, ids[:-1], int(page_tokens), salt))
     return JSONResponse({"tokens": [], "count": len(ids), "names": names})
 
 

@@ -44,7 +44,7 @@ async def generate(
         trusts = bool(getattr(manager.server_args, "trust_mm_content_hashes", False))
         await asyncio.to_thread(media.require_sources, obj, int(manager.model_config.vocab_size), trusts)
     token_cache.enter_of(obj)
-    await texts.aside(bool(separator()) and texts.are_long(obj.text), partial(divide, obj, manager.tokenizer, path))
+    await texts.beside_if(bool(separator()) and texts.are_long(obj.text), partial(divide, obj, manager.tokenizer, path))
     parallel.outer.set(None if request is None else obj)
     asked, engine = original(manager, obj, request), embedded.of(manager)
     try:

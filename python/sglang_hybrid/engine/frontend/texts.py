@@ -100,7 +100,7 @@ async def tokenize(original: Callable[..., Any], manager: Any, texts: Any, *args
     """Around `TokenizerManager._tokenize_texts`: long texts leave the event loop to others meanwhile."""
     if manager.async_dynamic_batch_tokenizer is not None:
         return await original(manager, texts, *args, **kwargs)
-    return await aside(are_long(texts), partial(_tokens, original, manager, texts, *args, **kwargs))
+    return await beside_if(are_long(texts), partial(_tokens, original, manager, texts, *args, **kwargs))
 
 
 def are_long(texts: Any) -> bool:
@@ -108,7 +108,7 @@ def are_long(texts: Any) -> bool:
     return _characters(texts) >= LONG
 
 
-async def aside(long: bool, work: Callable[[], Any]) -> Any:
+async def beside_if(long: bool, work: Callable[[], Any]) -> Any:
     """What `work` on texts returns; while they are long, the event loop goes on."""
     return await beside(work) if long else work()
 
