@@ -18,7 +18,7 @@ from sglang_hybrid.core.process import (
     die_with_announced_parent,
     take_care_of_files,
 )
-from sglang_hybrid.engine.launch import children, stop
+from sglang_hybrid.engine.launch import children, platform, stop
 from sglang_hybrid.plugin import activate_platform
 
 _GRPC = ("grpc_mode", "smg_grpc_mode")
@@ -74,7 +74,7 @@ def _hand_over(arguments: list[str]) -> int:
     from sglang.srt.utils import kill_process_tree
 
     announce_parent()
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    if platform.on_cpu():
         children.copy_instead_of_spawn()
     _before_the_port_is_bound()
     with _refused_by_sglang():

@@ -4,7 +4,6 @@ SGLang logs an error raised here and goes on, so nothing relies on these calls h
 `hybrid`, which only exists if `register` ran, checks everything else before the first request (engine/backend.py).
 """
 
-import os
 from multiprocessing import parent_process
 
 
@@ -13,7 +12,9 @@ def activate_platform() -> None:
 
     Returns None, which tells SGLang to keep its own CPU platform.
     """
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    from sglang_hybrid.engine.launch import platform
+
+    if platform.on_cpu():
         from sglang_hybrid.engine import cpu
 
         cpu.install()

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import report
-from sglang_hybrid.engine.launch import disaggregation, rust, stop
+from sglang_hybrid.engine.launch import disaggregation, platform, rust, stop
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"
@@ -37,7 +37,7 @@ def register() -> None:
     from sglang_hybrid.engine.frontend import bodies, usage
 
     register_radix_cache_backend(NAME, build_cache)
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    if platform.on_cpu():
         from sglang_hybrid.engine import cpu
 
         cpu.register_hooks()

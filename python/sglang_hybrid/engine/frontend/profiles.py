@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.launch import platform
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def check(_: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
     for name in ("num_steps", "start_step"):
         if (steps := getattr(request, name)) is not None and steps < 1:
             raise ConfigError(f"{name} is 1 or more, or left out: {shown(steps)}")
-    if request.profile_by_stage and _on_cpu():
+    if request.profile_by_stage and platform.on_cpu():
         raise ConfigError("PyTorch's profiler ends a scheduler that profiles stage by stage on a CPU; profile them "
                           "together, with num_steps: profile_by_stage true")  # fmt: skip
     if request.profile_by_stage and request.num_steps is None:
@@ -52,16 +53,12 @@ def check(_: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
 def _check_activities(names: list[str] | None) -> None:
     if names is None:
         return
-    known = _ON_CPU if _on_cpu() else _ACTIVITIES
+    known = _ON_CPU if platform.on_cpu() else _ACTIVITIES
     for name in names:
         if name not in known:
             raise ConfigError(f"activities here are of {', '.join(known)}: {shown(name)}")
-    if not names or (_on_cpu() and "CPU" not in names):
+    if not names or (platform.on_cpu() and "CPU" not in names):
         raise ConfigError(f"activities name what is recorded, such as CPU: {shown(names)}")
-
-
-def _on_cpu() -> bool:
-    return os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 
 
 def stop(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:

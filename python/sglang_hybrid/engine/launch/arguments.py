@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
@@ -15,6 +14,7 @@ from sglang_hybrid.engine.launch import (
     environment,
     flags,
     graphs,
+    platform,
     refusals,
     slots,
     unsettled,
@@ -45,13 +45,13 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig, model: Model
     if namespace.nccl_port is None and namespace.dp_size == namespace.nnodes == 1:
         # SGLang takes one that the kernel hands out, and binds it many seconds later: a connection can have it by then.
         extra["nccl_port"] = free_port()
-    if namespace.disaggregation_mode != "null" and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    on_cpu = platform.on_cpu()
+    if namespace.disaggregation_mode != "null" and on_cpu:
         extra["disaggregation_transfer_backend"] = disaggregation.backend(on_cpu=True)
     if config.backend == "hybrid":
         extra["radix_cache_backend"] = _backend(namespace)
     environment.default(slots.environment(config))
     extra |= drafts.defaults(namespace)
-    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
     extra |= elastic.defaults(namespace, config, on_cpu)
     extra |= graphs.defaults(namespace, model, on_cpu)
     extra |= unsettled.defaults(namespace, model, on_cpu)

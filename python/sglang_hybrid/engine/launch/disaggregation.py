@@ -96,7 +96,7 @@ def prepare(namespace: Any, arguments: list[str]) -> None:
 def features() -> list[str]:
     """The rows of `surface` that a process of a server of a pair needs; NIXL's where pools are in the host's memory."""
     engine = os.environ.get(ENGINE)
-    here = engine == "mooncake" or (engine == "nixl" and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+    here = engine == "mooncake" or (engine == "nixl" and platform.on_cpu())
     return [engine] if engine is not None and here else []
 
 

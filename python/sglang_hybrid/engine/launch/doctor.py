@@ -13,7 +13,7 @@ from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.core.process import allow_files
-from sglang_hybrid.engine.launch import disaggregation, limits, packages, writable
+from sglang_hybrid.engine.launch import disaggregation, limits, packages, platform, writable
 from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 
@@ -76,7 +76,7 @@ def _device() -> Finding:
         name = torch.cuda.get_device_name(0)
         return Finding("device", f"{torch.cuda.device_count()} x {name}, CUDA {torch.version.cuda}")
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    if os.environ["SGLANG_USE_CPU_ENGINE"] == "1":
+    if platform.on_cpu():
         if broken := packages.attempt("sglang_hybrid.engine.cpu"):
             return Finding("device", f"CPU, without its stand-ins: {broken.error}", broken.remedy)
         from sglang_hybrid.engine import cpu
@@ -146,7 +146,7 @@ def _entry_points() -> Finding:
 
 
 def _cpu_stand_ins() -> Finding:
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+    if not platform.on_cpu():
         return Finding("CPU platform", "not active, this is a GPU machine")
     if shutil.which("lscpu") is None:
         return Finding("CPU platform", "no lscpu", "SGLang asks it for cores; install util-linux")

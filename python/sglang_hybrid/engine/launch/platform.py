@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 
 
+def on_cpu() -> bool:
+    """Whether this process and those that it starts serve on a CPU, by the variable that SGLang reads."""
+    return os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+
+
 def cuda_devices() -> int:
     """CUDA devices that PyTorch can use."""
     import torch
@@ -14,14 +19,14 @@ def cuda_devices() -> int:
 
 def wants_cpu(arguments: list[str]) -> bool:
     """Whether to serve on the CPU: asked for by flag or environment, or nothing else is there."""
-    device = _value_of("--device", arguments)
+    device = _device(arguments)
     if device is not None:
         return device == "cpu"
-    return os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" or cuda_devices() == 0
+    return on_cpu() or cuda_devices() == 0
 
 
-def _value_of(flag: str, arguments: list[str]) -> str | None:
-    value = None
+def _device(arguments: list[str]) -> str | None:
+    flag, value = "--device", None
     for position, argument in enumerate(arguments):
         if argument == flag and position + 1 < len(arguments):
             value = arguments[position + 1]

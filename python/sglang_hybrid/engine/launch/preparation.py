@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import disaggregation, early, environment, limits, rust, writable
+from sglang_hybrid.engine.launch import disaggregation, early, environment, limits, platform, rust, writable
 
 
 def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
@@ -22,7 +22,7 @@ def enter(rest: list[str], config: HybridConfig, seen: Any | None) -> None:
         disaggregation.prepare(seen, rest)
     writable.check()
     limits.check(seen)
-    from sglang_hybrid.engine.launch import cpu_profile, platform
+    from sglang_hybrid.engine.launch import cpu_profile
 
     # The plugin asks for it; and children may be copies of this process, with the hooks that are registered here.
     config.leave()
@@ -64,7 +64,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     preflight.check_files(config, namespace)
     model = preflight.inspect_model(namespace)
     preflight.check_model_is_ours(config, model)
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":  # again: early.read knows no abbreviations
+    if platform.on_cpu():  # again: early.read knows no abbreviations
         early.check_ranks(namespace)
         early.check_memory(config, namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
