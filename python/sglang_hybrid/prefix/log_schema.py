@@ -42,13 +42,13 @@ def _whole(name: str, low: int = 0, high: int = _INT32) -> Field:
     return Field(name, f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
 
-def _wholes(name: str, low: int = 0, high: int = _INT32) -> Field:
+def _wholes(name: str, low: int = 0) -> Field:
     def holds(value: Any) -> bool:
         if type(value) is not list or not value:
             return type(value) is list
-        return set(map(type, value)) == {int} and low <= min(value) and max(value) <= high
+        return set(map(type, value)) == {int} and low <= min(value) and max(value) <= _INT32
 
-    return Field(name, f"a list of whole numbers from {low} to {high}", holds)
+    return Field(name, f"a list of whole numbers from {low} to {_INT32}", holds)
 
 
 def _number(name: str, low: float, high: float) -> Field:

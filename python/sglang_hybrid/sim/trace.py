@@ -93,17 +93,9 @@ class Trace:
     def n_input_tokens(self) -> int:
         return sum(r.n_input for r in self.requests)
 
-    @cached_property
-    def n_tokens(self) -> int:
-        return sum(len(r.tokens) for r in self.requests)
-
     @property
     def duration_s(self) -> float:
         return self.requests[-1].ts - self.requests[0].ts if self.requests else 0.0
-
-    @property
-    def n_sessions(self) -> int:
-        return len({r.session for r in self.requests})
 
     def check(self) -> None:
         """Raise InvariantError unless the requests are ordered, typed and internally consistent."""

@@ -1,21 +1,40 @@
 """Eviction policies: what each formula says, and that every index returns the argmin of the batch scores."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import pytest
 
+from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import preset
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, EvictionPolicy, VictimIndex
+from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates, VictimIndex
 from sglang_hybrid.prefix.eviction.forecast import Forecast, ForecastIndex
 from sglang_hybrid.prefix.eviction.gdsf import Gdsf, densities, density
-from sglang_hybrid.prefix.eviction.lru import Lru, RecencyQueues, SupersededFirst
+from sglang_hybrid.prefix.eviction.lru import RecencyQueues
 from sglang_hybrid.prefix.eviction.marconi import FlopAware, FlopAwareIndex, flop_efficiency
 from sglang_hybrid.prefix.reuse.table import EDGES_LIST, Prior, ReuseTable
 
 MODEL = preset("marconi-7b")
 CLASSES = 6
+
+
+class Scores(Protocol):
+    """What an index is held against: one score for each of a batch of candidates, of which the lowest goes first."""
+
+    def scores(self, candidates: Candidates, now: float) -> FloatArray: ...
+
+
+class Recency:
+    def scores(self, candidates: Candidates, now: float) -> FloatArray:
+        return candidates.touch.astype(np.float64)
+
+
+class SupersededFirst:
+    def scores(self, candidates: Candidates, now: float) -> FloatArray:
+        newest = float(candidates.touch.max(initial=0)) + 1.0
+        return np.asarray(candidates.touch - np.where(candidates.superseded, newest, 0.0), dtype=np.float64)
 
 
 def some(candidate_id: int, **changes: float) -> Candidate:
@@ -38,25 +57,25 @@ def drawn(rng: np.random.Generator, candidate_id: int, touch: int, last_s: float
     )  # fmt: skip
 
 
-def lru(_: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
-    return Lru(), RecencyQueues()
+def lru(_: np.random.Generator) -> tuple[Scores, VictimIndex]:
+    return Recency(), RecencyQueues()
 
 
-def superseded(_: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
+def superseded(_: np.random.Generator) -> tuple[Scores, VictimIndex]:
     return SupersededFirst(), RecencyQueues(superseded_first=True)
 
 
-def gdsf(_: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
+def gdsf(_: np.random.Generator) -> tuple[Scores, VictimIndex]:
     policy = Gdsf(MODEL)
     return policy, policy
 
 
-def marconi(_: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
+def marconi(_: np.random.Generator) -> tuple[Scores, VictimIndex]:
     policy = FlopAware(MODEL, 0.7)
     return policy, FlopAwareIndex(policy)
 
 
-def forecast(rng: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
+def forecast(rng: np.random.Generator) -> tuple[Scores, VictimIndex]:
     table = ReuseTable([Prior()] * CLASSES)
     table.index[:] = rng.random(table.index.shape) + 0.01
     policy = Forecast(MODEL, table)
@@ -66,7 +85,7 @@ def forecast(rng: np.random.Generator) -> tuple[EvictionPolicy, VictimIndex]:
 @pytest.mark.parametrize("build", [lru, superseded, gdsf, marconi, forecast])
 @pytest.mark.parametrize("seed", range(3))
 def test_index_pops_the_lowest_batch_score(
-    build: Callable[[np.random.Generator], tuple[EvictionPolicy, VictimIndex]], seed: int
+    build: Callable[[np.random.Generator], tuple[Scores, VictimIndex]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     policy, index = build(rng)
@@ -100,7 +119,7 @@ def test_index_pops_the_lowest_batch_score(
 
 @pytest.mark.parametrize("build", [lru, superseded, gdsf, marconi, forecast])
 def test_empty_index_has_no_victim_and_forgets_unknown_ids(
-    build: Callable[[np.random.Generator], tuple[EvictionPolicy, VictimIndex]],
+    build: Callable[[np.random.Generator], tuple[Scores, VictimIndex]],
 ) -> None:
     policy, index = build(np.random.default_rng(0))
     index.discard(7)

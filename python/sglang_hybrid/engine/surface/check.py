@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from sglang_hybrid.engine.surface.hooks import HOOKS, REPLACED
-from sglang_hybrid.engine.surface.rows import IMPORT, PRIVATE, SUBCLASS, Hook, Replaced, Use, full_name
+from sglang_hybrid.engine.surface.rows import IMPORT, SUBCLASS, Hook, Replaced, Use, full_name
 from sglang_hybrid.engine.surface.uses import USES
 
 
@@ -54,12 +52,3 @@ def resolve(target: str) -> Any:
             except ImportError:
                 raise AttributeError(f"{full_name(target)} is gone") from None
     return found
-
-
-def has_private(row: Use) -> bool:
-    """Whether a row's private name is in SGLang: an attribute, or in the source of the class whose objects have it."""
-    assert row.kind == PRIVATE
-    if exists(row.target):
-        return True
-    owner, _, name = row.target.rpartition(".")
-    return exists(owner) and re.search(rf"\b{name}\b", inspect.getsource(resolve(owner))) is not None

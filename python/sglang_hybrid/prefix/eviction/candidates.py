@@ -64,14 +64,6 @@ class Candidates:
         return int(self.id.size)
 
 
-class EvictionPolicy(Protocol):
-    """Orders candidates: one question, asked about a batch."""
-
-    def scores(self, candidates: Candidates, now: float) -> FloatArray:
-        """One score per candidate, shape [n]; the lowest is evicted first."""
-        ...
-
-
 class VictimIndex(Protocol):
     """The live candidates of one policy, kept so that the lowest score is found without scoring all of them."""
 

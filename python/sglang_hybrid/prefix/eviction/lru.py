@@ -2,29 +2,8 @@
 
 from collections import OrderedDict
 
-import numpy as np
-
-from sglang_hybrid.core.arrays import FloatArray
 from sglang_hybrid.core.errors import InvariantError
-from sglang_hybrid.prefix.eviction.candidates import Candidate, Candidates
-
-
-class Lru:
-    """Plain recency, as upstream: only the checkpoint a request resumed from counts as used."""
-
-    def scores(self, candidates: Candidates, now: float) -> FloatArray:
-        return candidates.touch.astype(np.float64)
-
-
-class SupersededFirst:
-    """Checkpoints whose continuation is checkpointed go first, oldest first; then plain recency.
-
-    The next request of a conversation resumes from its newest end, so an older end is dead weight of one state.
-    """
-
-    def scores(self, candidates: Candidates, now: float) -> FloatArray:
-        newest = float(candidates.touch.max(initial=0)) + 1.0
-        return np.asarray(candidates.touch - np.where(candidates.superseded, newest, 0.0), dtype=np.float64)
+from sglang_hybrid.prefix.eviction.candidates import Candidate
 
 
 class RecencyQueues:
