@@ -51,9 +51,9 @@ class Blocks:
         """Blocks that so much takes where nothing else is."""
         return states + self.kv.cut.least_blocks(tokens) + self.transitions.cut.least_blocks(transitions)
 
-    def ever_fit(self, states: int, tokens: int, transitions: int = 0) -> bool:
-        """Whether so much fits where nothing else is."""
-        return self.filled(states, tokens, transitions) <= self.count
+    def ever_fit(self, tokens: int, transitions: int) -> bool:
+        """Whether an entry of so much, with its states, fits where nothing else is."""
+        return self.filled(1, tokens, transitions) <= self.count
 
     def hold(self, states: int, tokens: int, transitions: int = 0) -> bool:
         """Have memory for so much, which is taken next; whether it could be had."""

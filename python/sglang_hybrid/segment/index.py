@@ -159,7 +159,7 @@ class SegmentIndex:
 
         What is worth least goes for it, as far as it is not pinned.
         """
-        if not self.blocks.ever_fit(1, tokens, self.costs.transitions):
+        if not self.blocks.ever_fit(tokens, self.costs.transitions):
             return None
         worth = self._order.worth(key, tokens, self.usual_transitions, mark, now)
         cleared = self._clear(tokens, worth, now) if self.rivals is None else self._contest(tokens, worth, now)

@@ -51,8 +51,8 @@ def test_transitions_have_blocks_of_their_own() -> None:
     taken = [{state}, {int(tokens[0]) // 10}, {int(each) // 7 for each in matrices}]
     assert set.union(*taken) == blocks.taken == {0, 1, 2, 3}
     assert (blocks.free, blocks.missing(0, 5, 2), blocks.missing(0, 6), blocks.missing(0, 0, 3)) == (0, 0, 1, 1)
-    assert blocks.ever_fit(1, 10, 6)
-    assert not blocks.ever_fit(1, 10, 7)
+    assert blocks.ever_fit(10, 6)
+    assert not blocks.ever_fit(10, 7)
     blocks.check()
     blocks.transitions.give(matrices[1:])
     assert (blocks.free, blocks.transitions.free) == (1, 2)

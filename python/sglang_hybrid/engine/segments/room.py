@@ -60,7 +60,7 @@ def fixed(total_bytes: int, device: torch.device, needs: Needs) -> Room:
     block_bytes = -(-needs.largest // needs.token_bytes) * needs.token_bytes
     kv, transitions = needs.cuts(block_bytes, whole=False)
     blocks = Blocks(total_bytes // block_bytes, kv, transitions=transitions)
-    if not blocks.ever_fit(1, 1, needs.transitions):
+    if not blocks.ever_fit(1, needs.transitions):
         least = blocks.filled(1, 1, needs.transitions)
         raise ConfigError(
             f"segments need at least {least * block_bytes / 1e9:.3f} GB, blocks for the states of one and one for KV; "

@@ -80,7 +80,7 @@ class SegmentCache(PrefixCache):
         self.memory, self.seams = memory, Seams(memory.seam_tokens, costs.window)
         self.identity = identity(self.seams)
         blocks = blocks_of(costs, memory.total_bytes // costs.block_bytes)
-        if not blocks.ever_fit(1, 1, costs.transitions):
+        if not blocks.ever_fit(1, costs.transitions):
             least = blocks.filled(1, 1, costs.transitions)
             raise ConfigError(
                 f"segments of {model.name} need {least * costs.block_bytes / 1e9:.3f} GB or more, blocks for states "
