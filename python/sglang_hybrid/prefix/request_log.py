@@ -37,6 +37,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from sglang_hybrid.core.arrays import mixed
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.admission import Places
@@ -63,16 +64,9 @@ def chained(tokens: Tokens, secret: int) -> Tokens:
     """A 30-bit value per token that depends on it, on everything before it, and on `secret`; shape as `tokens`."""
     with np.errstate(over="ignore"):
         index = np.arange(1, tokens.size + 1, dtype=np.uint64)
-        mixed = _mix(tokens.astype(np.uint64) * _GOLDEN ^ _mix(index * _GOLDEN + np.uint64(secret)))
-        values: Tokens = (_mix(np.cumsum(mixed, dtype=np.uint64)) >> np.uint64(34)).astype(np.int32)
+        words = mixed(tokens.astype(np.uint64) * _GOLDEN ^ mixed(index * _GOLDEN + np.uint64(secret)))
+        values: Tokens = (mixed(np.cumsum(words, dtype=np.uint64)) >> np.uint64(34)).astype(np.int32)
     return values
-
-
-def _mix(x: Any) -> Any:
-    """splitmix64's finaliser."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def check_writable(path: Path) -> None:

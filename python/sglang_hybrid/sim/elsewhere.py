@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sglang_hybrid.core.arrays import WordArray, mixed
 from sglang_hybrid.sim.reuse import ReuseIndex
 from sglang_hybrid.sim.trace import Tokens, Trace
 
-Names = npt.NDArray[np.uint64]
+Names = WordArray
 Places = npt.NDArray[np.int32]
 
 WINDOW = 64
@@ -111,9 +112,9 @@ def _sampled(tokens: Tokens) -> tuple[npt.NDArray[np.int64], Names]:
     with np.errstate(over="ignore"):  # all of it is modulo 2^64
         powers = np.full(len(tokens), _BASE, dtype=np.uint64).cumprod()
         sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
-        np.cumsum(_mixed(tokens.astype(np.uint64)) * powers, out=sums[1:])
+        np.cumsum(mixed(tokens.astype(np.uint64)) * powers, out=sums[1:])
         back = np.full(count, _INVERSE, dtype=np.uint64).cumprod()
-        names = _mixed((sums[WINDOW:] - sums[:count]) * back)
+        names = mixed((sums[WINDOW:] - sums[:count]) * back)
     at = np.flatnonzero(names % np.uint64(SAMPLED) == 0)
     return at, names[at]
 
@@ -130,10 +131,3 @@ def notes(index: ReuseIndex) -> list[str]:
         f"beyond token {int(np.median(found.parts))} (median). Put what changes there behind what is shared, or mark "
         "what is shared as segments (docs/segments.md)"
     ]
-
-
-def _mixed(values: Names) -> Names:
-    """A bijection of 64 bits whose every output bit depends on every input bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
