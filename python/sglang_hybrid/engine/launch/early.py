@@ -64,18 +64,13 @@ def check_model(namespace: Any) -> None:
 def check_memory(config: HybridConfig, namespace: Any) -> None:
     """On a CPU: raise ConfigError if the machine, or the container or unit that this is, has less than the budgets."""
     here = memory_bytes()
-    replicas = _replicas(namespace)
+    replicas = flags.replicas(namespace.dp_size, namespace.enable_dp_attention)
     if config.cpu_memory_bytes * replicas > here:
         raise ConfigError(
             f"the memory for KV and states is more than there is ({here / 1e9:.1f} GB, of which a server takes about "
             f"2.5 by itself); lower --hybrid-cpu-memory-gb: {config.cpu_memory_gb:g}"
             f"{f' for each of --dp-size {replicas}' if replicas > 1 else ''}"
         )
-
-
-def _replicas(namespace: Any) -> int:
-    """Copies of the model; data-parallel attention shares the ranks of one out, and adds none."""
-    return 1 if namespace.enable_dp_attention else int(namespace.dp_size)
 
 
 def check_programs() -> None:
@@ -96,7 +91,7 @@ def check_ranks(namespace: Any, environment: Mapping[str, str] = os.environ, nod
     for flag, size in ranks.items():
         if size < 1:
             raise ConfigError(f"{flag} must be 1 or more: {size}")
-    wanted = namespace.tp_size * namespace.pp_size * _replicas(namespace)
+    wanted = namespace.tp_size * namespace.pp_size * flags.replicas(namespace.dp_size, namespace.enable_dp_attention)
     asked = " ".join(f"{flag} {size}" for flag, size in ranks.items() if size > 1)
     bound = environment.get("SGLANG_CPU_OMP_THREADS_BIND", "all")
     if bound != "all":

@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError, EngineDied
-from sglang_hybrid.engine.launch import leftovers, stop
+from sglang_hybrid.engine.launch import flags, leftovers, stop
 
 _GONE_S, _LOOK_S = 10.0, 0.05
 """For processes that were killed to be gone, and their memory with them; between two looks."""
@@ -55,7 +55,7 @@ def start(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     known = Embedded(engine, [child for child in _children() if child not in before])
     _engines.append(known)
     if getattr(engine, "send_to_rpc", None) is not None:
-        replicas = 1 if arguments.get("enable_dp_attention") else arguments.get("dp_size") or 1
+        replicas = flags.replicas(arguments.get("dp_size"), arguments.get("enable_dp_attention"))
         engine.send_to_rpc = _Asked(engine.send_to_rpc, known, replicas)
     return engine
 

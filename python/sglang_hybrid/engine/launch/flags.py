@@ -25,6 +25,11 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def replicas(dp_size: int | None, dp_attention: bool | None) -> int:
+    """Copies of the model; data-parallel attention shares the ranks of one out, and adds none."""
+    return 1 if dp_attention else int(dp_size or 1)
+
+
 def attention_groups(namespace: argparse.Namespace) -> int:
     """Groups of ranks that share the layers and serve requests of their own; 0.5.23 has a flag of its own for them.
 
