@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sglang_hybrid.cluster.workers import Worker, Workers, is_ours, reason
+from sglang_hybrid.cluster.workers import Worker, Workers, reason, router_is_short
 
 BUSY = (429, 502, 503)
 """Of a worker that cannot take a request now."""
@@ -115,7 +115,7 @@ class Answers:
         if isinstance(error, aiohttp.InvalidURL):
             return Failure(worker, False, problem(400, f"the router cannot send this target: {error}"), final=True)
         why = reason(error)
-        if is_ours(error):
+        if router_is_short(error):
             said = f"the router cannot reach a worker now: {why}"
             return Failure(worker, lost=False, answer=problem(503, said), why=said, final=True)
         if isinstance(error, aiohttp.ClientConnectorError):

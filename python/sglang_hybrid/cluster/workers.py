@@ -35,8 +35,8 @@ READY_S = 25.0
 
 MISSED = 3
 
-_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
-_short = Seldom()
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+_said = Seldom()
 
 
 @dataclass
@@ -228,7 +228,7 @@ class Workers:
                     raise OSError(f"{READY} answers {answer.status}")
             await self._meet(worker)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            if is_ours(error) and worker.there:
+            if router_is_short(error) and worker.there:
                 await asyncio.sleep(LOOK_S)
                 return
             worker.missed += 1
@@ -321,13 +321,13 @@ class Workers:
         ]
 
 
-def is_ours(error: BaseException) -> bool:
+def router_is_short(error: BaseException) -> bool:
     """Whether it is the router that has no file, port or memory left, which it logs: the worker is well."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    ours = isinstance(cause, OSError) and cause.errno in _OURS
-    if ours and _short.due():
+    short = isinstance(cause, OSError) and cause.errno in _SHORTAGES
+    if short and _said.due():
         logger.error("the router itself can open no connection (ulimit -n, ports, memory): %s", cause)
-    return ours
+    return short
 
 
 def reason(error: Exception) -> str:
