@@ -100,6 +100,30 @@ class Client:
             return list(pool.map(lambda prompt: self.generate(prompt, tokens), prompts))
 
 
+def ask(client: Client, prompt: Prompt, tokens: int = 8, **more: Any) -> dict[str, Any]:
+    """The whole answer of `/generate` to a prompt that is continued greedily; `sampling` changes its parameters."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
+    answer: dict[str, Any] = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more})
+    return answer
+
+
+def cached(answer: dict[str, Any]) -> int:
+    """Tokens of the prompt that came from the cache."""
+    return int(answer["meta_info"]["cached_tokens"])
+
+
+def misses(answer: dict[str, Any]) -> dict[str, int]:
+    """Tokens of the prompt that did not, by reason."""
+    details = answer["meta_info"]["cached_tokens_details"]
+    return {key.removeprefix("miss_"): count for key, count in details.items() if key.startswith("miss_")}
+
+
+def events(client: Client, name: str) -> float:
+    """How often the event of the cache was counted so far."""
+    said = [line for line in client.get("/metrics").splitlines() if f'event="{name}"' in line]
+    return sum(float(line.split()[-1]) for line in said if "mamba_cache_events_total{" in line)
+
+
 def elastic_metric(client: Client, name: str, kind: str = "") -> float:
     """A figure of elastic memory, of one `kind` of pool or call where it has several."""
     label = f'kind="{kind}"' if kind else ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.prompts import GRID
-from tests.engine.support import Client
+from tests.engine.support import Client, events
 
 pytestmark = pytest.mark.engine
 
@@ -155,12 +155,6 @@ def test_a_mark_without_a_place_in_the_prompt_is_counted(client: Client) -> None
     assert float(counted.split()[-1]) == 1.0
 
 
-def event(client: Client, name: str) -> float:
-    """How often an event was counted so far."""
-    said = [line for line in client.get("/metrics").splitlines() if f'event="{name}"' in line]
-    return sum(float(line.split()[-1]) for line in said if "mamba_cache_events_total{" in line)
-
-
 def spoken(path: str, **more: Any) -> dict[str, Any]:
     """A small body for `path`."""
     message = [{"role": "user", "content": "Which gate is it, and whose?"}]
@@ -172,7 +166,7 @@ CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def test_hints_of_all_endpoints_reach_the_cache(client: Client) -> None:
-    model, before = json.loads(client.get("/v1/models"))["data"][0]["id"], event(client, "hints")
+    model, before = json.loads(client.get("/v1/models"))["data"][0]["id"], events(client, "hints")
     said: dict[str, Any] = {"cache_hints": {"final": True, "back_in_s": 2.5, "lifetime_s": 60}}
     for path in CHATS:
         client.post(path, {**spoken(path, **said), "model": model})
@@ -183,8 +177,8 @@ def test_hints_of_all_endpoints_reach_the_cache(client: Client) -> None:
         client.post(CHATS[0], spoken(CHATS[0], **more))
     part = {"type": "text", "text": DOCUMENT, **MARK}
     client.post("/v1/messages", {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": [part]}]})
-    assert event(client, "hints") == before + 7, "all but the one that asks for what is the rule"
-    assert event(client, "bad_hints") == 0
+    assert events(client, "hints") == before + 7, "all but the one that asks for what is the rule"
+    assert events(client, "bad_hints") == 0
 
 
 BAD_HINTS: dict[str, tuple[Any, str]] = {

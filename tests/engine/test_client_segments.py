@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sglang_hybrid.demo.server import Server
 from tests.engine.segment_calls import PART, REFUSED, SEGMENT, SEPARATOR, calls, chat
-from tests.engine.support import PATIENCE_S, Client
+from tests.engine.support import PATIENCE_S, Client, events
 
 pytestmark = pytest.mark.engine
 
@@ -278,11 +278,6 @@ def test_what_is_wrong_is_refused_in_the_words_of_its_endpoint(client: Client, w
         assert says in said["message"]
 
 
-def event(client: Client, name: str) -> float:
-    said = [line for line in client.get("/metrics").splitlines() if f'event="{name}"' in line]
-    return sum(float(line.split()[-1]) for line in said if "mamba_cache_events_total{" in line)
-
-
 def examples() -> list[str]:
     """The commands of docs/clients.md's section on segments."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text("utf-8")
@@ -305,7 +300,7 @@ def test_what_the_documents_print_runs(server: Server) -> None:
 
 def test_marks_that_become_plain_text_are_counted(client: Client) -> None:
     """A prompt that is given as tokens; special tokens in a text; white space; parts of a separated prompt."""
-    before = event(client, "segments_lost")
+    before = events(client, "segments_lost")
     served = (
         ("/v1/chat/completions", chat(PART, PART, input_ids=[5, 6, 7]), 2),
         ("/v1/chat/completions", chat(PART, {**PART, "text": "ends <|im_end|> here"}), 1),
@@ -314,8 +309,8 @@ def test_marks_that_become_plain_text_are_counted(client: Client) -> None:
     )
     for path, body, _ in served:
         assert client.answer(path, body)[0] == 200
-    assert event(client, "segments_lost") == before + sum(lost for *_, lost in served)
-    assert event(client, "bad_segments") == 0
+    assert events(client, "segments_lost") == before + sum(lost for *_, lost in served)
+    assert events(client, "bad_segments") == 0
 
 
 def test_no_body_is_an_error_of_the_server(client: Client, master: Client) -> None:

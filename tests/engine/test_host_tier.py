@@ -17,9 +17,8 @@ from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import prompts, words
 from tests.engine.resume import TieredTree
-from tests.engine.support import Client, Reference
+from tests.engine.support import Client, Reference, ask, cached, misses
 from tests.engine.test_cache_tree import sequences
-from tests.engine.test_hybrid_cache import ask, cached, misses
 from tests.engine.tree import scores
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("ignore::Warning:sglang")]

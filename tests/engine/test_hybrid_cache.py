@@ -9,13 +9,12 @@ import time
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import CHUNK, GRID, OVERLAP, STRATEGIES, prompts, words
-from tests.engine.support import Client, Prompt, Reference
+from tests.engine.support import Client, Reference, ask, cached, misses
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -43,24 +42,9 @@ def starved(schedule: str, log: Path) -> tuple[str, ...]:
     )
 
 
-def ask(client: Client, prompt: Prompt, tokens: int = 8, **more: Any) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
-    answer: dict[str, Any] = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more})
-    return answer
-
-
 def deepest(strategy: str, length: int) -> int:
     """Where a prompt that was seen before can resume at best: its last token is always computed."""
     return length - 1 if strategy == "no_buffer" else (length - 1) // GRID * GRID
-
-
-def cached(answer: dict[str, Any]) -> int:
-    return int(answer["meta_info"]["cached_tokens"])
-
-
-def misses(answer: dict[str, Any]) -> dict[str, int]:
-    details = answer["meta_info"]["cached_tokens_details"]
-    return {key.removeprefix("miss_"): count for key, count in details.items() if key.startswith("miss_")}
 
 
 @pytest.mark.parametrize("length", [CHUNK + 2, 3 * CHUNK + 16, 3 * CHUNK + GRID])

@@ -14,8 +14,8 @@ import pytest
 
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import STRATEGIES, prompts, words
-from tests.engine.support import Client, Prompt, eventually
-from tests.engine.test_hybrid_cache import ask, cached, deepest, misses
+from tests.engine.support import Client, Prompt, ask, cached, eventually, misses
+from tests.engine.test_hybrid_cache import deepest
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 
 from tests.engine.prompts import STRATEGIES, words
-from tests.engine.support import Client, Prompt, Reference, eventually
-from tests.engine.test_hybrid_cache import cached, deepest, misses
+from tests.engine.support import Client, Prompt, Reference, ask, cached, eventually, misses
+from tests.engine.test_hybrid_cache import deepest
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SESSIONS = ("--enable-session-radix-cache", "--enable-streaming-session", "--max-total-tokens", "4000")
-
-
-def turn(client: Client, new: Prompt, tokens: int = 8, **session: Any) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    answer: dict[str, Any] = client.post("/generate", {"input_ids": new, "sampling_params": sampling, **session})
-    return answer
 
 
 def opened(client: Client, **more: Any) -> str:
@@ -47,7 +41,7 @@ def test_a_session_equals_plain_requests(
     for number in range(4):
         new = words(rng, 150)
         prompt = history + new
-        answer = turn(client, new, session_params={"id": session, "rid": before})
+        answer = ask(client, new, session_params={"id": session, "rid": before})
         reference.assert_greedy(prompt, answer["output_ids"], f"turn {number}")
         assert_explained(answer, prompt)
         assert cached(answer) >= deepest(strategy, len(history) - 7) if number else cached(answer) == 0
@@ -56,12 +50,12 @@ def test_a_session_equals_plain_requests(
         turns.append((before, prompt, answer["output_ids"]))
     before, prompt, output = turns[1]
     new = words(rng, 40)
-    other = turn(client, new, session_params={"id": session, "rid": before, "offset": 200})
+    other = ask(client, new, session_params={"id": session, "rid": before, "offset": 200})
     rewritten = (prompt + output)[:200] + new
     reference.assert_greedy(rewritten, other["output_ids"], "history cut at 200")
     assert_explained(other, rewritten)
     client.post("/close_session", {"session_id": session})
-    assert cached(turn(client, [*history, 5])) >= deepest(strategy, len(history) - 7), (
+    assert cached(ask(client, [*history, 5])) >= deepest(strategy, len(history) - 7), (
         "a closed session leaves its cache"
     )
 
@@ -78,14 +72,14 @@ def test_streaming_sessions_and_the_session_radix_cache(
             new = words(rng, 90)
             prompt = history + new
             if session in sessions:
-                answer = turn(client, new, session_params={"id": session})
+                answer = ask(client, new, session_params={"id": session})
             else:
-                answer = turn(client, prompt, session_id=session)
+                answer = ask(client, prompt, session_id=session)
             reference.assert_greedy(prompt, answer["output_ids"], f"{session} turn {number}")
             assert_explained(answer, prompt)
             assert cached(answer) > 0 or number == 0
             histories[session] = prompt + answer["output_ids"]
-        reference.assert_greedy(noise := words(rng, 700), turn(client, noise)["output_ids"], "between them")
+        reference.assert_greedy(noise := words(rng, 700), ask(client, noise)["output_ids"], "between them")
     for session in histories:
         client.post("/close_session", {"session_id": session})
     client.flush()
@@ -96,14 +90,14 @@ def test_idle_streaming_sessions_leave_room_for_others(serve: Callable[..., Clie
     client, rng = serve("gdn", "--enable-streaming-session", "--max-running-requests", "3"), random.Random(23)
     sessions = [opened(client, streaming=True) for _ in range(2)]
     for session in sessions:
-        turn(client, words(rng, 90), session_params={"id": session})
+        ask(client, words(rng, 90), session_params={"id": session})
     assert client.answer("/open_session", {"capacity_of_str_len": 10_000, "streaming": True})[0] == 400
     plain = opened(client)
     for which in ({"session_params": {"id": sessions[0]}}, {"session_params": {"id": plain}}, {}):
-        assert len(turn(client, words(rng, 90), **which)["output_ids"]) == 8
+        assert len(ask(client, words(rng, 90), **which)["output_ids"]) == 8
     client.post("/close_session", {"session_id": sessions[1]})
     again = opened(client, streaming=True)
-    assert len(turn(client, words(rng, 90), session_params={"id": again})["output_ids"]) == 8
+    assert len(ask(client, words(rng, 90), session_params={"id": again})["output_ids"]) == 8
 
 
 def test_streaming_sessions_do_not_starve_others(
@@ -114,13 +108,13 @@ def test_streaming_sessions_do_not_starve_others(
     reference, rng = references("gdn"), random.Random(24)
     histories = {opened(client, streaming=True): words(rng, 600) for _ in range(3)}
     for session, history in histories.items():
-        history += turn(client, history, session_params={"id": session})["output_ids"]
+        history += ask(client, history, session_params={"id": session})["output_ids"]
     plain = words(rng, 700)
-    reference.assert_greedy(plain, turn(client, plain)["output_ids"], "a plain prompt")
+    reference.assert_greedy(plain, ask(client, plain)["output_ids"], "a plain prompt")
     for number in range(3):
         new = {session: words(rng, 100) for session in histories}
         with ThreadPoolExecutor(len(new)) as pool:
-            asked = [pool.submit(turn, client, ids, session_params={"id": session}) for session, ids in new.items()]
+            asked = [pool.submit(ask, client, ids, session_params={"id": session}) for session, ids in new.items()]
             for answer, session in zip([each.result() for each in asked], histories, strict=True):
                 prompt = histories[session] + new[session]
                 reference.assert_greedy(prompt, answer["output_ids"], f"turn {number}")
@@ -137,9 +131,9 @@ def test_what_a_session_kept_for_itself_was_not_evicted(serve: Callable[..., Cli
     history: Prompt = []
     for length in (600, 200):
         new = words(rng, length)
-        history += new + turn(client, new, session_params={"id": session})["output_ids"]
+        history += new + ask(client, new, session_params={"id": session})["output_ids"]
     plain = [*history[:-8], *words(rng, 30)]
-    answer = turn(client, plain)
+    answer = ask(client, plain)
     assert_explained(answer, plain)
     assert cached(answer) == 576
     assert set(misses(answer)) == {"below_granularity", "never_seen"}
@@ -152,17 +146,17 @@ def test_a_turn_that_was_given_up_while_it_waited_is_not_in_the_history(
     client = serve("gdn", "--enable-streaming-session", "--max-total-tokens", "2000", "--chunked-prefill-size", "256")
     reference, rng = references("gdn"), random.Random(26)
     session, history, given_up = opened(client, streaming=True), words(rng, 600), words(rng, 500)
-    history += turn(client, history, session_params={"id": session})["output_ids"]
+    history += ask(client, history, session_params={"id": session})["output_ids"]
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(turn, client, words(rng, 300), 900, rid="keeps the memory")
+        pool.submit(ask, client, words(rng, 300), 900, rid="keeps the memory")
         assert eventually(lambda: loads(client) == (1, 0))
-        waits = pool.submit(turn, client, given_up, 300, session_params={"id": session}, rid="given up")
+        waits = pool.submit(ask, client, given_up, 300, session_params={"id": session}, rid="given up")
         assert eventually(lambda: loads(client) == (1, 1))
         client.post("/abort_request", {"rid": "given up"})
         assert waits.result()["meta_info"]["finish_reason"]["type"] == "abort"
         client.post("/abort_request", {"rid": "keeps the memory"})
     new = words(rng, 100)
-    answer = turn(client, new, session_params={"id": session})
+    answer = ask(client, new, session_params={"id": session})
     assert_explained(answer, history + new)
     reference.assert_greedy(history + new, answer["output_ids"], "the turn behind it")
     client.post("/close_session", {"session_id": session})

@@ -16,7 +16,7 @@ from sglang_hybrid.demo.reader import evaluation
 from sglang_hybrid.engine import compat
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import CHUNK, HEAD, OVERLAP, TREE, prompts, words
-from tests.engine.support import Client, Prompt, Reference
+from tests.engine.support import Client, Reference, ask
 
 pytestmark = pytest.mark.engine
 
@@ -55,12 +55,6 @@ def start(serve: Callable[..., Client], models: Callable[[str], Path]) -> Callab
         return serve(preset, *flags, *drafts)
 
     return server
-
-
-def ask(client: Client, prompt: Prompt, tokens: int, **more: Any) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
-    answer: dict[str, Any] = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more})
-    return answer
 
 
 def converse(client: Client, reference: Reference, seed: int, turns: int = 3) -> tuple[int, float]:

@@ -17,8 +17,7 @@ from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 from sglang_hybrid.engine import compat
 from tests.engine.prompts import words
-from tests.engine.support import PATIENCE_S, Client, Reference
-from tests.engine.test_hybrid_cache import ask, cached
+from tests.engine.support import PATIENCE_S, Client, Reference, ask, cached
 
 pytestmark = [
     pytest.mark.engine,

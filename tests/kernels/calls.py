@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 LAYERS, SLOTS, HEADS, V, K = 2, 5, 2, 16, 16
 
 
-def randn(*shape: int, seed: int) -> Tensor:
+def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.kernels import interpreter as frames
+from tests.kernels.tensors import whole
 
 SCRIPT = frames.__file__
 
@@ -37,7 +38,7 @@ class Interpreter:
         if error is not None:
             raise error
         for before, after in zip(_tensors((args, kwargs)), _tensors((args_after, kwargs_after)), strict=True):
-            _bytes(before).copy_(_bytes(after))
+            whole(before).copy_(whole(after))
         return result
 
     def close(self) -> None:
@@ -54,10 +55,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 _LEAVES = (str, int, float, bool, type(None), torch.dtype)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 @pytest.fixture(scope="session")

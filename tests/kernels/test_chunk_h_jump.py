@@ -9,13 +9,10 @@ from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
+from tests.kernels.tensors import randn
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 4e-3}
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def tokens(family: str, length: int, key_heads: int, heads: int, v: int, k: int, seed: int = 0) -> tuple[Tensor, ...]:

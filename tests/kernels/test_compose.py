@@ -10,12 +10,9 @@ from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 from sglang_hybrid_kernels.compose import compose, naive
 from tests.kernels import recurrences
+from tests.kernels.tensors import randn
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def tokens(family: str, length: int, heads: int, v: int, k: int, seed: int = 0) -> tuple[Tensor, ...]:

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid_kernels.conv_window_at import conv_window_at
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
+from tests.kernels.calls import randn
 
 LENGTHS = [0, 5, 1, 300, 0, 2]
 CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid_kernels.copy_slots import copy_slots
+from tests.kernels.tensors import whole
 
 SOURCE, DESTINATION = torch.tensor([1, 3, -1, 4, 4, 2, 0]), torch.tensor([2, 0, 5, -1, 6, 6, 5])
 """Skipped pairs, a slot written twice (6) and slots read after they were written (2, 0)."""
@@ -67,11 +68,6 @@ def test_triton_copies_every_bit_and_touches_nothing_else(interpreted: Any, name
     copy_slots(expected, SOURCE, DESTINATION)
     interpreted("copy_slots", pools, SOURCE, DESTINATION)
     assert all(torch.equal(whole(pool), whole(want)) for pool, want in zip(pools, expected, strict=True))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All bytes of the storage, also those outside the view."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def test_bits_of_nan_and_of_eight_bit_floats_survive(interpreted: Any):

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.calls import randn
 from tests.kernels.fixed_order import FixedOrder
 from tests.kernels.interpreter import dot_in_order
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def interpreter_dot(a: Tensor, b: Tensor) -> Tensor:

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.rerotate_scatter import rerotate_scatter
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.kernels.tensors import randn
 
 
 def frequencies(rotary: int, base: float = 10000.0) -> Tensor:

@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_hybrid_kernels.seam_attention import seam_attention
+from tests.kernels.tensors import randn
 
 ahead_of_time = importlib.import_module("benchmarks.kernels.compile")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def seams(length: int, width: int, every: int) -> list[int]:

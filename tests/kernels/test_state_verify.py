@@ -9,10 +9,7 @@ from torch import Tensor
 from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.state_verify import promote_path, promote_window, state_verify
 from sglang_hybrid_kernels.state_verify.naive import path
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.kernels.tensors import randn
 
 
 def random_tree(nodes: int, seed: int, gaps: bool = False) -> list[int]:

@@ -11,6 +11,7 @@ from sglang_hybrid_kernels import warm
 from sglang_hybrid_kernels.copy_slots import copy_slots
 from sglang_hybrid_kernels.state_at import state_at
 from tests.kernels.calls import HEADS, K, V, randn
+from tests.kernels.tensors import whole
 
 ahead_of_time = importlib.import_module("benchmarks.kernels.compile")
 LAYERS, SLOTS = 2, 5
@@ -121,8 +122,3 @@ def test_no_bit_changes(interpreted: Any, backend: str, pools: Any):
         warm.warm_copy_slots(made)
         warm.warm_state_at(made[1][0], **options)
     assert all(torch.equal(whole(x), whole(was)) for x, was in zip(made, before, strict=True))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All bytes of the storage."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

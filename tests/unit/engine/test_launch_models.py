@@ -8,27 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
-from sglang_hybrid.core.process import free_port
 from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
 from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.unit.engine.test_launch_server import refused
 from tests.versions import since
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line with which the launcher refuses, with status 2."""
-    assert launch_server.main(["--port", str(free_port()), *argv]) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("error: ")
-    return line
-
 
 UNKNOWN = {**QWEN3_NEXT, "architectures": ["Ernie4_5_ForCausalLM"], "model_type": "of_next_year"}
 

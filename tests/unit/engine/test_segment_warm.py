@@ -24,6 +24,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.prompt import Limits, SegmentedPrompt
+from tests.kernels.tensors import whole
 
 causal_conv1d_triton = importlib.import_module("sglang.kernels.ops.mamba.causal_conv1d_triton")
 ahead_of_time = importlib.import_module("benchmarks.kernels.compile")
@@ -143,11 +144,6 @@ def test_nothing_is_compiled_in_the_middle_of_serving(family: str, stored: str, 
         "copy_kernel" if stored == "bfloat16" else "quantise_kernel",
     }
     assert {name for name, _, kernel in launches if id(kernel) not in warmed} == set()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All bytes of the storage."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 @pytest.mark.parametrize("stored", ["float32", "int8"])

@@ -11,17 +11,14 @@ from sglang_hybrid.prefix.reuse import hints as module
 from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, PRIORS
 from sglang_hybrid.prefix.reuse.hints import BACK, FINAL, HINTS, LIFETIME, NO_HINTS, SETS, Hints, hint_classes
 from sglang_hybrid.prefix.reuse.table import BINS, EDGES_LIST
-from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.replay import replay
 from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.workloads import parse
+from tests.prompts import text
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 def test_every_hint_has_a_class_of_its_own() -> None:

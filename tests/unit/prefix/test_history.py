@@ -8,15 +8,11 @@ from sglang_hybrid.prefix.reuse.classes import PLAIN_CLASSES, PRIORS
 from sglang_hybrid.prefix.reuse.history import AGED, PATH_MARKS, STRIDE, History
 from sglang_hybrid.prefix.reuse.table import BINS, ReuseTable, age_bin
 from sglang_hybrid.prefix.tree.mark import Kind
-from sglang_hybrid.prefix.tree.tokens import Tokens
+from tests.prompts import text
 
 
 def fresh(**bounds: int) -> History:
     return History(ReuseTable(PRIORS), **bounds)
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 def test_a_continued_conversation_supersedes_its_end() -> None:

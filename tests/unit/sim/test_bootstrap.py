@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.tree.check import check, walk
-from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.bootstrap import (
     ALPHAS,
     PUBLISHED_ALPHAS,
@@ -19,12 +17,9 @@ from sglang_hybrid.sim.bootstrap import (
 )
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.snapshot import save
+from tests.prompts import text
 
 MODEL = ModelSpec("hybrid", kv_bytes_per_token=1, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 def long_and_short(turns: int) -> list[LoggedRequest]:

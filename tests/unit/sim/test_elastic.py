@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
@@ -11,21 +10,18 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.memory.sizing import Kinds, Sizing
 from sglang_hybrid.prefix.log_schema import BUDGET, SHAPE
 from sglang_hybrid.prefix.request_log import RecordedDecisions, RequestLog
-from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.concurrent import serve
 from sglang_hybrid.sim.elastic import ElasticServer
 from sglang_hybrid.sim.live import simulate
 from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.workloads import parse
+from tests.prompts import text
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=256, checkpoint_bytes=16_000, flops_per_token=1e6, flops_per_token_pair=10)
 KINDS = Kinds(kv_row_bytes=64, kv_planes=4, page_tokens=64, state_bytes=16_000)
 GRANULE = 16_384
 """A column of KV is four pages and four granules, a state is one granule."""
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 def server(granules: int = 60, **more: int) -> ElasticServer:

@@ -10,19 +10,15 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.policies import POLICIES
 from sglang_hybrid.prefix.tree.check import walk
 from sglang_hybrid.prefix.tree.mark import Kind
-from sglang_hybrid.prefix.tree.tokens import Tokens
 from sglang_hybrid.sim.cache import open_cache
 from sglang_hybrid.sim.saving import Saving
+from tests.prompts import text
 
 HYBRID = ModelSpec("hybrid", kv_bytes_per_token=10, checkpoint_bytes=400, flops_per_token=1.0, flops_per_token_pair=0.0)
 TRANSFORMER = dataclasses.replace(HYBRID, name="transformer", checkpoint_bytes=0)
 PURE_SSM = dataclasses.replace(HYBRID, name="ssm", kv_bytes_per_token=0)
 MODELS = (HYBRID, TRANSFORMER, PURE_SSM)
 ANYWHERE = Saving(grid=1, buffered=False)
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)

@@ -11,19 +11,16 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix.misses import attribute
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.tree.check import walk
-from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens
+from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.sim.concurrent import serve
 from sglang_hybrid.sim.live import _Timed
 from sglang_hybrid.sim.server import SimulatedServer
 from sglang_hybrid.sim.shape import Shape
 from sglang_hybrid.sim.workloads import parse
+from tests.prompts import text
 
 MODEL = ModelSpec("toy", kv_bytes_per_token=512, checkpoint_bytes=58_368, flops_per_token=1e6, flops_per_token_pair=10)
 TRACE = "sharegpt?seed=3&sessions=10"
-
-
-def text(seed: int, n: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 30_000, n).astype(np.int32)
 
 
 def server(states: int = 24, kv_tokens: int = 20_000, **more: int) -> SimulatedServer:
