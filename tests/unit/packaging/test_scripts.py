@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from sglang_hybrid.demo import quickstart
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 
@@ -53,3 +56,15 @@ def test_a_mistake_installs_nothing(line: str, said: str, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{name}: {said}\n"
     assert not venv.exists()
+
+
+def test_quickstart_takes_before_the_setup_what_its_parser_takes_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
+    script = (SCRIPTS / "quickstart").read_text()
+    (usage,) = re.findall(r"(?m)^#   scripts/quickstart (.*)", script)
+    patterns = re.findall(r"(?m)^ +(--[^)]*)\)", script)
+    with pytest.raises(SystemExit):
+        quickstart.main(["--help"])
+    parsed, shown, checked = (
+        set(re.findall(r"--[a-z]+", text)) for text in (capsys.readouterr().out, usage, " ".join(patterns))
+    )
+    assert parsed - {"--help"} == shown == checked
