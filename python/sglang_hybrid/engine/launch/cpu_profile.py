@@ -45,16 +45,8 @@ def flags(
     overlap = config.cpu_event_loop == "overlap"
     row = ARCHITECTURES.get(architecture)
     buffered = row is None or row.extra_buffer
-    if overlap and not buffered:
-        raise ConfigError(
-            "SGLang runs this model without extra_buffer, in its normal event loop only; drop --hybrid-cpu-event-loop "
-            f"overlap: {architecture}"
-        )
-    if overlap and namespace.mamba_radix_cache_strategy == "no_buffer":
-        raise ConfigError(
-            "SGLang runs no_buffer in its normal event loop only; drop --hybrid-cpu-event-loop overlap or add "
-            f"--mamba-radix-cache-strategy extra_buffer: {namespace.mamba_radix_cache_strategy}"
-        )
+    if overlap:
+        _check_overlap(namespace.mamba_radix_cache_strategy, buffered, architecture)
     if not overlap and namespace.mamba_radix_cache_strategy != "extra_buffer_lazy":  # SGLang has it with overlap only
         chosen["disable_overlap_schedule"] = True  # there is no stream to overlap with
     if namespace.max_running_requests is None:
@@ -92,6 +84,19 @@ def flags(
         if namespace.max_running_requests is None:
             chosen["max_running_requests"] = max(1, min(_MOST_REQUESTS, states // _least_states(overlap)))
     return chosen
+
+
+def _check_overlap(strategy: str, buffered: bool, architecture: str) -> None:
+    if not buffered:
+        raise ConfigError(
+            "SGLang runs this model without extra_buffer, in its normal event loop only; drop --hybrid-cpu-event-loop "
+            f"overlap: {architecture}"
+        )
+    if strategy == "no_buffer":
+        raise ConfigError(
+            "SGLang runs no_buffer in its normal event loop only; drop --hybrid-cpu-event-loop overlap or add "
+            f"--mamba-radix-cache-strategy extra_buffer: {strategy}"
+        )
 
 
 def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False, taken_bytes: int = 0) -> tuple[int, int]:

@@ -41,18 +41,9 @@ def build(
     memory: Memory,
 ) -> Composer:
     """The composer of the scheduler whose cache is built in `ctx`; raises ConfigError where segments cannot be."""
-    runner = ctx.tp_worker.model_runner
+    runner, args = ctx.tp_worker.model_runner, compat.resolved(ctx.server_args)
     kind = type(prefill_states.linear_backend(runner)).__name__
-    if kind not in _FAMILIES:
-        raise ConfigError(
-            "segments are served for gated delta rules, Kimi delta attention and Mamba-2; drop --hybrid-segments: "
-            f"{kind}"
-        )
-    if prefill_states.is_one_graph(args := compat.resolved(ctx.server_args)):
-        raise ConfigError(
-            "segments change the shape of a prefill, which is one CUDA graph here; add --cuda-graph-backend-prefill "
-            f"breakable or drop --hybrid-segments: {args.cuda_graph_config.prefill.backend}"
-        )
+    _check_prefill(kind, args)
     states, kv = ctx.params.req_to_token_pool, ctx.params.token_to_kv_pool_allocator.get_kvcache()
     attention = sorted(kv.full_attention_layer_id_mapping)
     keys, values = kv.get_kv_buffer(attention[0])
@@ -106,6 +97,19 @@ def build(
     if config.segment_peers:
         composer.exchange = Exchange(composer, runner.model, group)
     return composer
+
+
+def _check_prefill(kind: str, args: Any) -> None:
+    if kind not in _FAMILIES:
+        raise ConfigError(
+            "segments are served for gated delta rules, Kimi delta attention and Mamba-2; drop --hybrid-segments: "
+            f"{kind}"
+        )
+    if prefill_states.is_one_graph(args):
+        raise ConfigError(
+            "segments change the shape of a prefill, which is one CUDA graph here; add --cuda-graph-backend-prefill "
+            f"breakable or drop --hybrid-segments: {args.cuda_graph_config.prefill.backend}"
+        )
 
 
 def check_keys(dtype: str) -> None:

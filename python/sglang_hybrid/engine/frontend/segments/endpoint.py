@@ -29,16 +29,15 @@ def open_routes(app: Any, scope: Any, *_: Any, **__: Any) -> None:
         return
     if not hasattr(state, "openai_serving_chat"):
         return
-    from fastapi import Request
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
 
-    async def warm_up(request: Request) -> dict[str, Any]:
+    async def warm_up(request: Any) -> dict[str, Any]:
         return await warm(_manager(app), await _json(request), request)
 
     @administrative
-    async def list_segments(request: Request) -> dict[str, Any]:
+    async def list_segments(request: Any) -> dict[str, Any]:
         limit = request.query_params.get("limit", "1000")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 5 and int(limit) <= MOST_LISTED):
             raise ConfigError(f"limit is a number of segments from 0 to {MOST_LISTED}: {shown(limit)}")
@@ -63,33 +62,43 @@ def open_routes(app: Any, scope: Any, *_: Any, **__: Any) -> None:
             raise HTTPException(404, f"no segment has this key: {key}")
         return said
 
-    others = parallel.of_this_process(_manager(app))
-    handing = None if others is None else Handing(others.local)
-
-    @administrative
-    async def probe(request: Request) -> dict[str, Any]:
-        assert handing is not None
-        return await handing.probed(_manager(app), await _json(request))
-
-    @administrative
-    async def parcel(request: Request) -> Any:
-        from fastapi.responses import StreamingResponse
-
-        assert handing is not None
-        sent = await handing.parcel(_manager(app), await _json(request), request)
-        return StreamingResponse(sent, media_type="application/octet-stream")
-
-    # The annotations are texts here, which FastAPI would look up where these functions cannot be seen.
-    for endpoint in (warm_up, list_segments, probe, parcel):
-        endpoint.__annotations__["request"] = Request
+    _annotate(warm_up, list_segments)
     app.add_api_route(PATH, warm_up, methods=["POST"])
     app.add_api_route(PATH, list_segments, methods=["GET"])
     app.add_api_route(PATH, drop_all, methods=["DELETE"])
-    if handing is not None:
-        app.add_api_route(PROBE, probe, methods=["POST"])
-        app.add_api_route(PARCEL, parcel, methods=["POST"], response_model=None)
+    if (others := parallel.of_this_process(_manager(app))) is not None:
+        _open_to_peers(app, Handing(others.local))
     app.add_api_route(PATH + "/{key}", drop_one, methods=["DELETE"])
     setattr(state, _ADDED, True)
+
+
+def _open_to_peers(app: Any, handing: Handing) -> None:
+    """Routes by which other servers ask this one for segments."""
+    from fastapi.responses import StreamingResponse
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
+
+    @administrative
+    async def probe(request: Any) -> dict[str, Any]:
+        return await handing.probed(_manager(app), await _json(request))
+
+    @administrative
+    async def parcel(request: Any) -> Any:
+        sent = await handing.parcel(_manager(app), await _json(request), request)
+        return StreamingResponse(sent, media_type="application/octet-stream")
+
+    _annotate(probe, parcel)
+    app.add_api_route(PROBE, probe, methods=["POST"])
+    app.add_api_route(PARCEL, parcel, methods=["POST"], response_model=None)
+
+
+def _annotate(*endpoints: Any) -> None:
+    """What FastAPI gives them: annotations are texts here, which it would look up where they cannot be seen."""
+    from fastapi import Request
+
+    for endpoint in endpoints:
+        endpoint.__annotations__["request"] = Request
 
 
 def _manager(app: Any) -> Any:
