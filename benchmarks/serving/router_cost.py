@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import provenance
-from sglang_hybrid.cluster.prompts import _of_ids
-from sglang_hybrid.cluster.workers import json_of
+from sglang_hybrid.cluster.prompts import _of_ids, json_of
 from sglang_hybrid.demo import model
 from sglang_hybrid.routing.index import NOTHING, RestartIndex, block_hashes
 from sglang_hybrid.routing.policies import Offer, Prompt, create

@@ -11,7 +11,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sglang_hybrid.cluster.workers import Worker, Workers, reason, router_is_short
+from sglang_hybrid.cluster.failures import reason, router_is_short
+from sglang_hybrid.cluster.worker import Worker
+from sglang_hybrid.cluster.workers import Workers
 
 BUSY = (429, 502, 503)
 """Of a worker that cannot take a request now."""

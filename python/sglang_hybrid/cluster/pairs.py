@@ -21,7 +21,8 @@ from sglang_hybrid.cluster.handover import HEADER, IN_HEADERS, Room, appended, r
 from sglang_hybrid.cluster.peers import DECODE, PREFILL, Peers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages, session_of
 from sglang_hybrid.cluster.router import LOST, NO_PROMPT, Router
-from sglang_hybrid.cluster.workers import Worker, Workers, in_time
+from sglang_hybrid.cluster.worker import Worker, in_time
+from sglang_hybrid.cluster.workers import Workers
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer
 

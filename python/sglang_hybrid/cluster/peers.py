@@ -7,7 +7,7 @@ import math
 from typing import Any
 from urllib.parse import urlsplit
 
-from sglang_hybrid.cluster.workers import Worker, checked
+from sglang_hybrid.cluster.worker import Worker, checked
 from sglang_hybrid.core.errors import ConfigError
 
 PREFILL, DECODE = "prefill", "decode"

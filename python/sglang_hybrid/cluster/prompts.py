@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import aiohttp
+import orjson
 
 from sglang_hybrid.cluster import media
 from sglang_hybrid.cluster.mistakes import Seldom
-from sglang_hybrid.cluster.workers import Worker
+from sglang_hybrid.cluster.worker import Worker
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.prefix.tree.tokens import as_tokens
 from sglang_hybrid.routing.index import block_hashes
@@ -39,6 +41,15 @@ class Pages(NamedTuple):
 
 UNKNOWN = Pages()
 IMAGES = Pages(by_session=True)
+
+
+def json_of(raw: bytes) -> dict[str, Any] | None:
+    """An object in JSON, None for anything else."""
+    with suppress(ValueError):
+        body = orjson.loads(raw)
+        if isinstance(body, dict):
+            return body
+    return None
 
 
 def session_of(body: dict[str, Any] | None) -> str | None:

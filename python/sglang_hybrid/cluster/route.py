@@ -16,7 +16,8 @@ from sglang_hybrid.cluster.mistakes import http_logger
 from sglang_hybrid.cluster.pairs import PairRouter
 from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.cluster.router import Router
-from sglang_hybrid.cluster.workers import Workers, checked
+from sglang_hybrid.cluster.worker import checked
+from sglang_hybrid.cluster.workers import Workers
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import allow_files
 from sglang_hybrid.routing.policies import POLICIES

@@ -18,9 +18,11 @@ import aiohttp
 from aiohttp import web
 
 from sglang_hybrid.cluster.answers import Answers, Begun, Failure, Part, forwarded, problem, until_gone
+from sglang_hybrid.cluster.failures import reason
 from sglang_hybrid.cluster.numbers import Numbers
-from sglang_hybrid.cluster.prompts import ENDPOINTS, UNKNOWN, Pages, pages_of, session_of
-from sglang_hybrid.cluster.workers import Worker, Workers, in_time, json_of, reason
+from sglang_hybrid.cluster.prompts import ENDPOINTS, UNKNOWN, Pages, json_of, pages_of, session_of
+from sglang_hybrid.cluster.worker import Worker, in_time
+from sglang_hybrid.cluster.workers import Workers
 from sglang_hybrid.routing.index import NOTHING, Reach
 from sglang_hybrid.routing.policies import Offer, Prompt, RoutingPolicy, create
 

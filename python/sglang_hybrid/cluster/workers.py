@@ -1,23 +1,18 @@
-"""Workers of a router: who they are, whether they are well, and what they have to do."""
+"""Workers of a router: which of them are well, looked at again and again."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import orjson
 
 from sglang_hybrid.cluster.channel import Channel, Follower
-from sglang_hybrid.cluster.mistakes import Seldom
-from sglang_hybrid.core import addresses
-from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.cluster.failures import reason, router_is_short
+from sglang_hybrid.cluster.worker import Worker, checked, most_running
 from sglang_hybrid.routing.index import RestartIndex
 from sglang_hybrid.routing.looks import ALIVE, ENDING, INFO, SERVER
 
@@ -34,91 +29,6 @@ READY_S = 25.0
 """For the first answer of a worker: SGLang gives the token twenty seconds."""
 
 MISSED = 3
-
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
-_said = Seldom()
-
-
-@dataclass
-class Worker:
-    """One server by its `url`. `waiting_tokens` and `running` are of requests that this router has sent there.
-
-    `missed`: looks in a row that it did not answer in time. `reading`: prompts that it is asked to tokenise just now.
-    `life` counts how often it came: what a policy remembers of an earlier one does not hold for the next.
-    `server` is the one start of it that was met, "" where it does not say; `ending`: it was told to stop since.
-    `most_running`: requests that it runs at once, 0 where it does not say. `doubted` is set from the moment that one of
-    its connections broke off until a look shows whether it lives.
-    """
-
-    url: str
-    role: str = ""
-    healthy: bool = False
-    why: str = "not looked at yet"
-    model: str = ""
-    context_tokens: int = 0
-    page_tokens: int = 0
-    most_running: int = 0
-    channel: Channel | None = None
-    running: int = 0
-    waiting_tokens: int = 0
-    sent: int = 0
-    missed: int = 0
-    reading: int = 0
-    life: int = 0
-    server: str = ""
-    ending: bool = False
-    follower: Follower | None = field(default=None, repr=False)
-    deadlines: set[asyncio.Timeout] = field(default_factory=set, repr=False)
-    doubted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-
-    def __str__(self) -> str:
-        return self.url
-
-    @property
-    def name(self) -> str:
-        """What policies know it by."""
-        return f"{self.url} {self.life}"
-
-    @property
-    def there(self) -> bool:
-        """Whether it was met and has not been found to be gone since."""
-        return self.healthy or self.ending or self.doubted.is_set()
-
-    @property
-    def full(self) -> bool:
-        """Whether a request more would wait until one ends."""
-        return 0 < self.most_running <= self.running
-
-
-def in_time(workers: Mapping[str, Worker]) -> Mapping[str, Worker]:
-    """Those of `workers` that answered the last look in time, or all of them: one that hangs is out only after some."""
-    return {url: worker for url, worker in workers.items() if not worker.missed} or workers
-
-
-def most_running(info: Mapping[str, Any]) -> int:
-    """Requests that a server runs at once by its `/server_info`, 0 where it does not say."""
-    found = info.get("internal_states")
-    states = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    said = [each.get("effective_max_running_requests_per_dp") for each in states]
-    return sum(most for most in said if isinstance(most, int) and most > 0)
-
-
-def checked(urls: list[str]) -> list[str]:
-    """The addresses of workers without what is too much; raises ConfigError for one that is none, or there twice."""
-    found: list[str] = []
-    for url in urls:
-        whole = "://" in url
-        parts = addresses.server(url if whole else f"http://{url}")
-        if parts is None or (not whole and parts.port is None) or parts.query or parts.username:
-            # a word alone is no address either
-            raise ConfigError(f"a worker is the address of a server, such as http://10.0.0.1:30000: {url}")
-        name = f"{parts.scheme}://{parts.netloc}"
-        if name in found:
-            raise ConfigError(f"a worker is named once: {url}")
-        found.append(name)
-    if not found:
-        raise ConfigError("a router has one worker or more: --worker http://HOST:PORT")
-    return found
 
 
 class Workers:
@@ -319,29 +229,3 @@ class Workers:
             }
             for worker in self.all.values()
         ]
-
-
-def router_is_short(error: BaseException) -> bool:
-    """Whether it is the router that has no file, port or memory left, which it logs: the worker is well."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    short = isinstance(cause, OSError) and cause.errno in _SHORTAGES
-    if short and _said.due():
-        logger.error("the router itself can open no connection (ulimit -n, ports, memory): %s", cause)
-    return short
-
-
-def reason(error: Exception) -> str:
-    """Why a worker could not be reached, in words that an operator knows."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        return f"no connection: {os.strerror(number) if number else error.os_error}"
-    return "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-
-
-def json_of(raw: bytes) -> dict[str, Any] | None:
-    """An object in JSON, None for anything else."""
-    with suppress(ValueError):
-        body = orjson.loads(raw)
-        if isinstance(body, dict):
-            return body
-    return None

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from sglang_hybrid.cluster.router import Router
-from sglang_hybrid.cluster.workers import checked
+from sglang_hybrid.cluster.worker import checked
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.routing.index import STATE_KIND, Reach, block_hashes

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from sglang_hybrid.cluster import workers as workers_module
-from sglang_hybrid.cluster.workers import MISSED, Worker, Workers
+from sglang_hybrid.cluster.worker import Worker
+from sglang_hybrid.cluster.workers import MISSED, Workers
 from sglang_hybrid.routing.looks import ALIVE
 from tests.unit.cluster.fake import FakeWorker, cluster, until
 from tests.unit.cluster.test_pairs import decode, prefill

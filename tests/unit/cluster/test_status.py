@@ -8,7 +8,7 @@ from typing import Any
 from sglang_hybrid.cluster.numbers import Numbers
 from sglang_hybrid.cluster.prompts import UNKNOWN, Pages
 from sglang_hybrid.cluster.status import describe
-from sglang_hybrid.cluster.workers import Worker
+from sglang_hybrid.cluster.worker import Worker
 from sglang_hybrid.routing.index import NOTHING, Reach
 
 

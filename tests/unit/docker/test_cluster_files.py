@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_hybrid.cluster.workers import checked
+from sglang_hybrid.cluster.worker import checked
 from tests.unit.docker.test_docker_files import only
 
 ROOT = Path(__file__).parents[3]
