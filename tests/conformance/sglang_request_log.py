@@ -1,4 +1,4 @@
-"""Has SGLang's own logger write two requests: run as a script, the folder of `--log-requests-target` as its argument.
+"""Has SGLang's own logger write two requests at each level: run as a script, with a folder for each as arguments.
 
 A process of its own, as importing SGLang patches transformers; what it writes to stdout is a server's stdout.
 """
@@ -15,7 +15,8 @@ vision.install()  # before SGLang: its imports need it
 from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
 from sglang.srt.utils.request_logger import RequestLogger  # noqa: E402
 
-logger = RequestLogger(True, int(sys.argv[2]), "json", ["stdout", sys.argv[1]])
+full = RequestLogger(True, 3, "json", ["stdout", sys.argv[1]])
+lower = RequestLogger(True, 1, "json", [sys.argv[2]])
 asked = [
     GenerateReqInput(
         rid="first",
@@ -26,6 +27,7 @@ asked = [
 ]
 for number, request in enumerate(asked):
     print("INFO: 127.0.0.1:5 - POST /generate", file=sys.stderr if number else sys.stdout, flush=True)
-    logger.log_received_request(request)
     meta = {"id": request.rid, "prompt_tokens": 4, "completion_tokens": 2, "e2e_latency": 0.25, "finish_reason": None}
-    logger.log_finished_request(request, {"text": "so it is", "output_ids": [15, 16], "meta_info": meta})
+    for logger in (full, lower):
+        logger.log_received_request(request)
+        logger.log_finished_request(request, {"text": "so it is", "output_ids": [15, 16], "meta_info": meta})

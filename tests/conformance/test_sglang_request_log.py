@@ -15,19 +15,26 @@ from sglang_hybrid.sim.trace import TraceError
 SCRIPT = Path(__file__).with_name("sglang_request_log.py")
 
 
-def written(folder: Path, level: int) -> str:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With `server.out`, and the folders that are the targets of `full` and `lower` levels."""
+    made = tmp_path_factory.mktemp("logs")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(level)], capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, str(SCRIPT), str(made / "full"), str(made / "lower")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
-    return done.stdout + done.stderr
+    (made / "server.out").write_text(done.stdout + done.stderr)
+    return made
 
 
-def test_requests_come_back_as_they_were_logged(tmp_path: Path) -> None:
-    stdout = tmp_path / "server.out"
-    stdout.write_text(written(tmp_path / "target", 3))
+def test_requests_come_back_as_they_were_logged(folder: Path) -> None:
+    stdout = folder / "server.out"
     assert stdout.read_text().count("request.finished") == 2
     assert '] {"timestamp": "' in stdout.read_text()
-    for source in (stdout, tmp_path / "target"):
+    for source in (stdout, folder / "full"):
         first, second = read_trace(source).requests
         assert (first.session, first.boundaries, first.tokens.tolist()) == ("first", (3,), [11, 12, 13, 14, 15, 16])
         assert (second.session, second.n_input) == ("second", len(tokenize("hello there")))
@@ -35,7 +42,6 @@ def test_requests_come_back_as_they_were_logged(tmp_path: Path) -> None:
         assert second.tokens[0] != tokenize("hello there")[0]  # a namespace of its own
 
 
-def test_a_lower_level_is_refused_by_name(tmp_path: Path) -> None:
-    written(tmp_path, 1)
+def test_a_lower_level_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(TraceError, match="log with --log-requests-level 3"):
-        read_trace(tmp_path)
+        read_trace(folder / "lower")
