@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ from sglang_hybrid.demo.reader.network.head import Head, initialise
 from tests.unit.demo.test_speculation import PUBLISHED_HEAD
 
 MODEL = drafting.MODEL
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_head() -> Head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,8 @@ SHORT = Curriculum((Stage(1.01, ((96, 1.0),), (0.3, 0.4), (0.0, 0.1), 192),), co
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CURRICULA", (SHORT,))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def a_training(folder: Path) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,12 @@ import pytest
 import yaml
 
 from sglang_hybrid.cluster.worker import checked
-from tests.unit.docker.test_docker_files import only
+from tests.unit.docker.test_docker_files import object_of, only
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.cluster.yaml").read_text())
 OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes-cluster.yaml").read_text()))
-
-
-def named(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    return dict(found)
+named = partial(object_of, OBJECTS)
 
 
 def value(arguments: list[str], flag: str) -> str:

@@ -38,6 +38,12 @@ def instructions(name: str) -> list[tuple[str, str]]:
     return found
 
 
+def object_of(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The one object of a Kubernetes manifest that is of `kind` and called `name`."""
+    (found,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
 def only(name: str, keyword: str) -> list[str]:
     return [rest for word, rest in instructions(name) if word == keyword]
 

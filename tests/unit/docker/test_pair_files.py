@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,13 @@ import yaml
 from sglang_hybrid.cluster.peers import Peers
 from sglang_hybrid.engine.launch import disaggregation, early
 from tests.unit.docker.test_cluster_files import require_scrapes, require_worker, value
-from tests.unit.docker.test_docker_files import only, pins
+from tests.unit.docker.test_docker_files import object_of, only, pins
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.pairs.yaml").read_text())
 OBJECTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes-pairs.yaml").read_text()))
+named = partial(object_of, OBJECTS)
 ROLES = ("prefill", "decode")
-
-
-def named(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    return dict(found)
 
 
 def routed(arguments: list[str]) -> Peers:
