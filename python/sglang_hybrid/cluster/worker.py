@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_hybrid.cluster.channel import Channel, Follower
+from sglang_hybrid.cluster.channel import Follower
 from sglang_hybrid.core import addresses
 from sglang_hybrid.core.errors import ConfigError
 
@@ -31,7 +31,6 @@ class Worker:
     context_tokens: int = 0
     page_tokens: int = 0
     most_running: int = 0
-    channel: Channel | None = None
     running: int = 0
     waiting_tokens: int = 0
     sent: int = 0

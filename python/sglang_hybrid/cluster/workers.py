@@ -186,7 +186,7 @@ class Workers:
                 raise ValueError(
                     f"it has another --page-size than the other workers: {page}, not {self.index.page_tokens}"
                 )
-        worker.model, worker.page_tokens, worker.channel, worker.server = model, page, channel, server
+        worker.model, worker.page_tokens, worker.server = model, page, server
         worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
         worker.most_running = most_running(info)
         self._forget(worker)

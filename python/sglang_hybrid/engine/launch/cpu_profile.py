@@ -82,7 +82,8 @@ def flags(
     if hybrid and namespace.max_mamba_cache_size is None:
         chosen["max_mamba_cache_size"] = states
         if namespace.max_running_requests is None:
-            chosen["max_running_requests"] = max(1, min(_MOST_REQUESTS, states // _least_states(overlap)))
+            least = slots.per_request("extra_buffer", overlap)
+            chosen["max_running_requests"] = max(1, min(_MOST_REQUESTS, states // least))
     return chosen
 
 
@@ -105,7 +106,7 @@ def sizes(budget_bytes: int, spec: ModelSpec, overlap: bool = False, taken_bytes
     With the `overlap` event loop a request takes one state more. `taken_bytes` of the budget are something else's.
     """
     budget_bytes -= taken_bytes
-    least = _least_states(overlap) if spec.is_recurrent else 0
+    least = slots.per_request("extra_buffer", overlap) if spec.is_recurrent else 0
     states = min(_MOST_STATES, budget_bytes // 2 // spec.checkpoint_bytes) if least else 0
     left_bytes = budget_bytes - states * spec.checkpoint_bytes
     tokens = min(_MOST_TOKENS, left_bytes // spec.kv_bytes_per_token if spec.kv_bytes_per_token else _MOST_TOKENS)
@@ -126,10 +127,6 @@ def _rounded_up_gb(count: int) -> str:
     """`count` bytes in GB, with two digits that count."""
     unit = 10 ** max(0, len(str(count)) - 2)
     return f"{Decimal(-(-count // unit) * unit) / 10**9:f}"
-
-
-def _least_states(overlap: bool) -> int:
-    return slots.per_request("extra_buffer", overlap)
 
 
 def environment(config: HybridConfig) -> dict[str, str]:
