@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import checks, copies
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
-from tests.versions import served
+from tests.versions import served, since
 
 
 def completed(folder: Path, config: dict[str, Any], *more: str) -> Any:
@@ -63,12 +65,28 @@ def test_what_cannot_work_is_refused_with_the_flag(tmp_path: Path, rest: tuple[s
 
 @served("a host tier on a CPU")
 @pytest.mark.usefixtures("on_cpu")
-def test_a_model_whose_second_state_stays_on_the_device_is_refused(tmp_path: Path) -> None:
-    config = QWEN3_NEXT | {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp"}
+@pytest.mark.parametrize(("name", "left"), [("Qwen4Exp", "n-gram convolution"), ("Glm5Next", "index of its attention")])
+def test_a_model_of_which_a_part_stays_on_the_device_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, left: str
+) -> None:
+    """SGLang copies an index and the states of n-grams from 0.5.23 on (its `hybrid_pool_assembler.py`)."""
+    config = QWEN3_NEXT | {"architectures": [f"{name}ForConditionalGeneration"]}
     write(tmp_path, config)
     model = preflight.Model(str(tmp_path), config)
-    with pytest.raises(ConfigError, match=r"n-gram convolution on the device.*Qwen4Exp"):
-        checks.check(flags.parse_engine(["--model-path", str(tmp_path), "--enable-hierarchical-cache"]), model, False)
+    namespace = flags.parse_engine(["--model-path", str(tmp_path), "--enable-hierarchical-cache"])
+    namespace.radix_cache_backend = None
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.21")
+    with pytest.raises(ConfigError, match=rf"0\.5\.21 leaves .*{left} on the device.* install 0\.5\.23 .*{name}"):
+        checks.check(namespace, model, False)
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
+    checks.check(namespace, model, False)
+
+
+@since("0.5.23", "host pools of an index and of what lies beside the states")
+def test_this_sglang_copies_all_of_a_state_to_the_host() -> None:
+    pools = importlib.import_module("sglang.srt.mem_cache.memory_pool")
+    assert "make_dsa_indexer_pool_decl" in inspect.getsource(pools.DSATokenToKVPool.host_pool_decls)
+    assert "_slot_siblings" in inspect.getsource(pools.MambaPool.get_device_pool_infos)
 
 
 def test_a_folder_of_storage_that_nobody_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

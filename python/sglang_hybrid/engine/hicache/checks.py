@@ -16,8 +16,11 @@ _FOLDER, _USUAL = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/tmp/hicache"
 _PAGED = ("page_first", "page_first_direct", "page_first_kv_split")
 """Layouts of host memory in which a state has a place."""
 
-_LEFT_BEHIND = ("Qwen4ExpForConditionalGeneration",)
-"""Models with states beside SGLang's pool of states, which a host pool does not copy (sgl-project/sglang#39862)."""
+_LEFT_BEHIND = {
+    "Qwen4ExpForConditionalGeneration": "the index of its attention and the states of its n-gram convolution",
+    "Glm5NextForConditionalGeneration": "the index of its attention",
+}
+"""What of a model SGLang copies to no host pool before 0.5.23 (sgl-project/sglang#39862, #38031)."""
 
 
 def check(namespace: Any, model: Model, on_cpu: bool) -> None:
@@ -42,10 +45,10 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         _check_cpu(namespace)
     if getattr(namespace, "hicache_storage_backend", None) == "file":
         _check_folder(Path(os.environ.get(_FOLDER) or _USUAL))
-    if model.architecture in _LEFT_BEHIND:
+    if model.architecture in _LEFT_BEHIND and not compat.at_least("0.5.23"):
         raise _refusal(
-            "SGLang leaves the states of its n-gram convolution on the device, and a restored prefix would go on from "
-            "those of another request; drop the flag",
+            f"SGLang {compat.engine_version()} leaves {_LEFT_BEHIND[model.architecture]} on the device, and a restored "
+            "prefix would go on from those of another request; install 0.5.23 or drop the flag",
             model.architecture,
         )
     if model.spec is None or not model.spec.checkpoint_bytes:
