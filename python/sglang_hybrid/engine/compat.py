@@ -87,6 +87,20 @@ def settings_merger() -> Any:
     return ConfigArgumentMerger
 
 
+def pools_index() -> bool:
+    """Whether an index beside latent KV has one key for the tokens that share it, and not room for one of each."""
+    return at_least("0.5.23")
+
+
+def beside_states(pool: Any) -> list[Any]:
+    """What SGLang keeps by the same slots beside its `pool` of states (`MambaPool`), and copies with them.
+
+    Windows [layers, slots, channels, tokens] and last tokens [slots, tokens] of Qwen4-Exp; nothing of other models.
+    """
+    siblings = getattr(pool, "_slot_siblings", ())
+    return [each.conv_state if hasattr(each, "conv_state") else each.context for each in siblings]
+
+
 def checkpoint_grid() -> int:
     """Tokens between the positions at which extra_buffer can save a state; call it in a scheduler process."""
     try:

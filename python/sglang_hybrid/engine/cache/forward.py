@@ -12,6 +12,7 @@ SGLang's own copy (`kernels.roll`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -85,9 +86,25 @@ class _Beside:
     slots: Any
 
 
+@dataclass(frozen=True)
+class Further:
+    """States whose parts beside the pool are still to be saved: SGLang keeps them in `pools`, by the same slots.
+
+    Of each the request's row, the tokens of the request and of the batch before it, and its slot; each [n] int64.
+    """
+
+    pools: Any
+    rows: Any
+    offsets: Any
+    ends: Any
+    slots: Any
+    checkpoints: tuple[Checkpoint, ...]
+
+
 _pending: Pending | None = None
 _inside: _Inside | None = None
 _beside: _Beside | None = None
+_further: Further | None = None
 _unmasked: Any = None  # metadata with rows of ours in a batch without a mask
 
 
@@ -99,6 +116,19 @@ def inside_chunks() -> _Inside | None:
 def beside() -> _Beside | None:
     """Which states of the running pass SGLang leaves to us, None for none."""
     return _beside
+
+
+def further() -> Further | None:
+    """What of the running pass is saved once its parts beside the pool are, None for nothing."""
+    return _further
+
+
+def saved_further() -> None:
+    """All parts of these states are there."""
+    global _further
+    for checkpoint in _further.checkpoints if _further is not None else ():
+        checkpoint.written = True
+    _further = None
 
 
 def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -141,10 +171,10 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
 
     Not where the linear layers run on index sets of a capture: those are made elsewhere, and the states stay unwritten.
     """
-    global _beside, _inside, _unmasked
+    global _beside, _further, _inside, _unmasked
     import torch
 
-    _inside = _beside = _unmasked = None
+    _inside = _beside = _further = _unmasked = None
     metadata = backend.forward_metadata
     pending = take(metadata, forward_batch)
     if pending is None:
@@ -154,7 +184,10 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     if getattr(dispatcher, "extend_uses_state_checkpoints", False):
         every = int(metadata.state_checkpoint_every_n_tokens) or compat.checkpoint_grid()
     window = int(backend.conv_states_shape[-1])
-    rows = _rows(pending, chunk_tokens(backend), every, window, one_grid=dispatcher is None)
+    pools = getattr(backend, "req_to_token_pool", None)
+    others = compat.beside_states(getattr(pools, "mamba_pool", None))
+    longest = max([window, *(tensor.shape[-1] for tensor in others)])
+    rows = _rows(pending, chunk_tokens(backend), every, longest, one_grid=dispatcher is None)
     if not rows:
         return
     table, starts = _send(rows, window, _starts(pending, every) if every else [], metadata.query_start_loc.device)
@@ -191,8 +224,12 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     if forward_batch.mamba_track_mask is None:
         _unmasked = metadata
     metadata.has_mamba_track_mask = True
-    for row in rows:
-        row.checkpoint.written = True
+    checkpoints = tuple(row.checkpoint for row in rows)
+    if others:
+        _further = Further(pools, *_places(pending, rows, slots.device), slots, checkpoints)
+        return
+    for checkpoint in checkpoints:
+        checkpoint.written = True
 
 
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
@@ -266,6 +303,17 @@ def _rows(pending: Pending, chunk: int, every: int, window: int, one_grid: bool)
             source, first, second = _Source.CHUNK, chunks[row] + offset // chunk, 0
         found.append(_Row(source, first, second, at, checkpoint))
     return sorted(found, key=lambda row: row.source)
+
+
+def _places(pending: Pending, rows: Sequence[_Row], device: Any) -> Any:
+    """Of each state its request's row, and the tokens of the request and of the batch before it; [3, n] int64."""
+    import torch
+
+    begins = list(accumulate(pending.extend_lens, initial=0))
+    requests = [bisect_left(begins, row.at) - 1 for row in rows]
+    offsets = [row.at - begins[request] for request, row in zip(requests, rows, strict=True)]
+    host = torch.tensor([requests, offsets, [row.at for row in rows]], pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def _send(rows: Sequence[_Row], window: int, starts: Sequence[int], device: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward
 from sglang_hybrid.engine.cache.prefill_states import is_by_channel, linear_backend
 from sglang_hybrid_kernels import dispatch
@@ -30,8 +31,8 @@ def describe(device_type: str) -> str:
 def copy(original: Any, pool: Any, source: Any, destination: Any) -> None:
     """AROUND hook of MambaPool.copy_from: every layer's state and windows in one call."""
     cache = pool.mamba_cache
-    rings = getattr(pool, "replayssm_write_pos", None) is not None or getattr(pool, "_slot_siblings", ())
-    if rings or not ours(cache.temporal.device.type):
+    more = getattr(pool, "replayssm_write_pos", None) is not None or compat.beside_states(pool)
+    if more or not ours(cache.temporal.device.type):
         _copy_in_turns(original, pool, source, destination)
         return
     from sglang_hybrid_kernels.copy_slots import copy_slots

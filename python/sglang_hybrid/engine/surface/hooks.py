@@ -22,6 +22,7 @@ _PAGES = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator."
 _SESSIONS = "srt.session.session_controller:"
 _ADAPTERS = "srt.lora.backend.torch_backend:TorchNativeLoRABackend."
 _ARGUMENTS = "srt.arg_groups.mamba_hook:"
+_NGRAMS = "srt.models.qwen4_exp:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
@@ -214,6 +215,8 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         since="0.5.21",
     ),
+    Hook(_NGRAMS + "Qwen4ExpPLELayer._short_conv", "AFTER", "cache.ngrams:save_inputs", SCHEDULER, since="0.5.21"),
+    Hook(_NGRAMS + "_commit_ple_batch", "AFTER", "cache.ngrams:save_tokens", SCHEDULER, since="0.5.21"),
     Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
     Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),

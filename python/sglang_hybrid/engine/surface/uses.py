@@ -244,7 +244,7 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         since="0.5.21",
     ),
-    Use("srt.mem_cache.memory_pool:MambaPool._slot_siblings", PRIVATE, "cache.kernels", SCHEDULER, since="0.5.21"),
+    Use("srt.mem_cache.memory_pool:MambaPool._slot_siblings", PRIVATE, "compat", SCHEDULER, since="0.5.21"),
     *(
         Use(f"srt.mem_cache.unified_cache.components:MambaComponent.{name}", PRIVATE, "cache.components", SCHEDULER)
         for name in (
