@@ -2,7 +2,8 @@
 
 A process of its own, because importing SGLang patches transformers and needs operators a CPU torchvision lacks.
 A case is `{"config": {...}, "tp": n}`; an answer has bytes per rank: `conv`, `temporal` and `pool_slot` (one slot of a
-really allocated MambaPool, only for small states) of one state, `kv` of one token; `chunk`, the checkpoint grid; and
+really allocated MambaPool, and of what lies beside it, only for small states) of one state, `kv` of one token, an index
+included; `chunk`, the checkpoint grid; and
 `served`, the configuration as a server has it. Where SGLang has no class for a model, or cannot read its
 configuration, the answer is why: `lacks`. Beside the answers, `hybrids` is what SGLang serves.
 """
@@ -39,6 +40,7 @@ ARCHITECTURES = {
     "NemotronH_Nano_VL_V2": "NemotronH_Nano_VL_V2",
     "bailing_hybrid": "BailingMoeV2_5ForCausalLM",
     "gigachat3_5": "GigaChat35ForCausalLM",
+    "glm5_next": "Glm5NextForConditionalGeneration",
     "intern_s2_preview": "InternS2PreviewForConditionalGeneration",
     "interns2_mobius": "InternS2MobiusForConditionalGeneration",
     "jet_nemotron": "JetNemotronForCausalLM",
@@ -54,6 +56,7 @@ ARCHITECTURES = {
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen4_exp": "Qwen4ExpForConditionalGeneration",
 }
 SMALL_STATE_BYTES = 1 << 20
 
@@ -68,12 +71,14 @@ def read_model(config: dict[str, Any], folder: Path) -> Any:
     return ModelConfig(model_path=str(folder))
 
 
-def kv_bytes(model: Any, num_layers: int) -> int:
+def kv_bytes(model: Any, hybrid: Any, num_layers: int) -> int:
     from sglang.srt.configs.model_config import AttentionArch
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 
     source = SimpleNamespace(
         model_config=model,
+        mambaish_config=hybrid,
+        layer_info=SimpleNamespace(start_layer=0, end_layer=model.num_hidden_layers),
         kv_cache_dtype=model.dtype,
         use_mla_backend=model.attention_arch == AttentionArch.MLA,
         server_args=SimpleNamespace(enable_hisparse=False, enable_dsa_cache_layer_split=False),
@@ -81,17 +86,40 @@ def kv_bytes(model: Any, num_layers: int) -> int:
     )
     configurator = object.__new__(DefaultPoolConfigurator)  # its __init__ wants a running server
     configurator.kv_cache_dtype_str = "auto"
-    return int(configurator._compute_cell_size(source, num_layers))
+    if hybrid is None or not (hasattr(hybrid, "index_topk") or hasattr(hybrid, "ple_layer_ids")):
+        return int(configurator._compute_cell_size(source, num_layers))
+    from sglang.srt.runtime_context import get_context
+
+    with get_context().override_server_args():  # what has an index is asked for by the settings of a server
+        return int(configurator._compute_cell_size(source, num_layers))
 
 
-def slot_bytes(params: Any) -> int:
+def beside(hybrid: Any, params: Any, slots: int) -> list[Any]:
+    """SGLang's pools beside that of the states, [layers, slots + 1, ...] or [slots + 1, ...]; of Qwen4-Exp only."""
+    if not getattr(hybrid, "ple_layer_ids", ()):
+        return []
+    from sglang.srt.mem_cache.ple_state_pool import NGramPool, ShortConvPool
+
+    windows = ShortConvPool(
+        size=slots,
+        state_shape=hybrid.short_conv_state_shape,
+        layer_ids=hybrid.short_conv_layer_ids,
+        dtype=params.dtype.conv,
+        device="cpu",
+    )
+    tokens = NGramPool(size=slots, context_len=hybrid.ngram_context_len, eos_token_id=0, device="cpu")
+    return [windows.conv_state, tokens.context]
+
+
+def slot_bytes(hybrid: Any, params: Any) -> int:
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
     size = 3
     pool = MambaPool(
         size=size, spec_state_size=0, cache_params=params, mamba_layer_ids=list(params.layers), device="cpu"
     )
-    return int(pool.mamba_cache.mem_usage_bytes()) // (size + 1)
+    held = int(pool.mamba_cache.mem_usage_bytes()) + sum(tensor.nbytes for tensor in beside(hybrid, params, size))
+    return held // (size + 1)
 
 
 def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -106,21 +134,22 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         model = read_model(case["config"], folder)
         hybrid, served = mambaish_config(model), model.hf_config.to_dict()
         if hybrid is None:
-            kv = kv_bytes(model, model.num_hidden_layers)
+            kv = kv_bytes(model, None, model.num_hidden_layers)
             return {"conv": 0, "temporal": 0, "kv": kv, "chunk": None, "served": served}
         params = hybrid.mamba2_cache_params
         layers = len(params.layers)
         result = {
             "conv": sum(prod(shape) for shape in params.shape.conv) * params.dtype.conv.itemsize * layers,
             "temporal": prod(params.shape.temporal) * params.dtype.temporal.itemsize * layers,
-            "kv": kv_bytes(model, len(hybrid.full_attention_layer_ids)),
+            "kv": kv_bytes(model, hybrid, len(hybrid.full_attention_layer_ids)),
             "chunk": getattr(model.hf_config, "mamba_chunk_size", None),
             "served": served,
         }
         if result["conv"] + result["temporal"] != params.mamba_cache_per_req:
             raise AssertionError("the sum of the parts is not SGLang's mamba_cache_per_req")
+        result["conv"] += sum(tensor.nbytes for tensor in beside(hybrid, params, 0))
         if params.mamba_cache_per_req <= SMALL_STATE_BYTES:
-            result["pool_slot"] = slot_bytes(params)
+            result["pool_slot"] = slot_bytes(hybrid, params)
         return result
 
 

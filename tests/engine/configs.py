@@ -36,6 +36,14 @@ QWEN3_NEXT = {
     "shared_expert_intermediate_size": 64,
     "decoder_sparse_step": 1,
 }
+INDEX = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+}
+"""Of attention of Qwen4-Exp that chooses what it reads."""
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:

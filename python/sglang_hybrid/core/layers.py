@@ -6,7 +6,9 @@ One frozen class per layer kind. All classes answer the same questions:
 * `linear_flops`: FLOPs per token of prefill that do not depend on the position (one multiply-add = 2 FLOPs);
 * `pair_flops`: the coefficient of `end**2 - start**2`, non-zero for attention only;
 * `kv_elements(tp)`: KV elements per token on one of `tp` ranks, in `kv_rows` equal rows (K and V, or one latent);
-* `temporal_elements(tp)` / `conv_elements(tp)`: elements of one recurrent state / one convolution window on one rank.
+* `index_bytes`: bytes per token of an index beside KV, the same on every rank and with every type of KV;
+* `temporal_elements(tp)` / `conv_elements(tp)`: elements of one recurrent state / one convolution window on one rank;
+* `token_bytes`: bytes of the last tokens that are kept with a state, whose type no setting changes.
 
 Starting point is Marconi, appendix A.1 and table 1: attention `8LD^2 + 4L^2D`, MLP `16LD^2`, SSM
 `12LD^2 + 16LDN + 10L`, KV `4LD` bytes, state `2DN` bytes. It assumes multi-head attention of width D, a state of D
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 
 from sglang_hybrid.core.errors import ConfigError
 
-KINDS = ("attention", "cca", "conv", "gdn", "kda", "lightning", "mamba1", "mamba2", "mlp", "moe")
+KINDS = ("attention", "cca", "conv", "gdn", "kda", "lightning", "mamba1", "mamba2", "mlp", "moe", "ngram", "streams")
 
 
 def shard(count: int, tp: int, what: str) -> int:
@@ -61,10 +63,18 @@ class Layer:
     def kv_elements(self, tp: int = 1) -> int:
         return 0
 
+    @property
+    def index_bytes(self) -> int:
+        return 0
+
     def temporal_elements(self, tp: int = 1) -> int:
         return 0
 
     def conv_elements(self, tp: int = 1) -> int:
+        return 0
+
+    @property
+    def token_bytes(self) -> int:
         return 0
 
 
@@ -159,6 +169,21 @@ class LatentAttention(Layer):
 
     def kv_elements(self, tp: int = 1) -> int:
         return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True)
+class ResidualStreams(Layer):
+    """What mixes several residual streams around a mixer and its feed-forward: two of `per_part` weights."""
+
+    per_part: int
+
+    @property
+    def kind(self) -> str:
+        return "streams"
+
+    @property
+    def weights(self) -> int:
+        return 2 * self.per_part
 
 
 @dataclass(frozen=True)

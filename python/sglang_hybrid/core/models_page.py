@@ -8,7 +8,7 @@ from sglang_hybrid.core.models import HUB_NAMES
 from sglang_hybrid.core.served import ARCHITECTURES, Served
 from sglang_hybrid.core.spec import PRESETS, ModelSpec
 
-_STATELESS = {"mlp", "moe"}
+_STATELESS = {"mlp", "moe", "streams"}
 
 _HEAD = """# Models
 
@@ -30,7 +30,7 @@ of them. Every other model of SGLang has attention only: it is served, with SGLa
 """
 
 _KINDS = {
-    "attention": "full attention, or latent attention where it says so",
+    "attention": "full attention, or latent, or over tokens that an index chooses, where it says so",
     "cca": "attention behind convolutions, which has KV and windows",
     "conv": "gated short convolution",
     "gdn": "gated delta rule (gated DeltaNet)",
@@ -38,6 +38,7 @@ _KINDS = {
     "lightning": "lightning attention: linear, with a fixed decay per head",
     "mamba1": "Mamba",
     "mamba2": "Mamba-2",
+    "ngram": "embedding of n-grams behind a convolution, which has a window",
 }
 
 

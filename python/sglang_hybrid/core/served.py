@@ -54,6 +54,7 @@ class Served:
 _MULTIMODAL = "the text part of a multimodal model"
 _SEES = "a multimodal model, served with images on a CPU"
 _LATENT = "latent attention"
+_INDEXED = "an index beside KV: no segments and no elastic memory, a host tier from SGLang 0.5.23"
 
 ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
     {
@@ -85,7 +86,9 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "JetVLMForConditionalGeneration": Served(
             "jet_vlm", Where.GPU, Saves.TAIL, ("gdn", "attention"), note=_MULTIMODAL
         ),
-        "Qwen4ExpForConditionalGeneration": Served("qwen4_exp", Where.GPU, Saves.STOCK, ("gdn", "attention")),
+        "Qwen4ExpForConditionalGeneration": Served(
+            "qwen4_exp", Where.GPU, Saves.ANY, ("gdn", "attention", "ngram"), note=f"{_MULTIMODAL}; {_INDEXED}"
+        ),
         "KimiLinearForCausalLM": Served(
             "kimi_linear",
             Where.CPU,
@@ -105,7 +108,13 @@ ARCHITECTURES: Mapping[str, Served] = MappingProxyType(
         "BailingMoeV3VLForConditionalGeneration": Served(
             "bailing_moe_v3_vl", Where.GPU, Saves.ANY, ("kda", "attention"), note=_MULTIMODAL
         ),
-        "Glm5NextForConditionalGeneration": Served("glm5_next", Where.GPU, Saves.STOCK, ("kda", "attention")),
+        "Glm5NextForConditionalGeneration": Served(
+            "glm5_next",
+            Where.GPU,
+            Saves.ANY,
+            ("kda", "attention"),
+            note=f"GLM-5.3-Flash; {_MULTIMODAL}; {_LATENT}; {_INDEXED}",
+        ),
         "BailingMoeV2_5ForCausalLM": Served(
             "bailing_hybrid", Where.GPU, Saves.TAIL, ("lightning", "attention"), note="Ling and Ring 2.5"
         ),

@@ -6,7 +6,7 @@ Marconi, appendix A, corrected layer by layer (`core/layers.py`).
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from sglang_hybrid.core.layers import Layer
 from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.quantized import asked_kv_dtype
 from sglang_hybrid.core.reading import load_mapping
+from sglang_hybrid.core.sparse import SparseLatentAttention
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -90,7 +91,7 @@ class ModelSpec:
     @property
     def head_kv_bytes_per_token(self) -> int:
         """KV bytes of the multi-token prediction head, which a server that drafts with it keeps beside the model's."""
-        return sum(layer.kv_elements(self.tp) for layer in self.head) * _dtype_bytes(self.kv_dtype)
+        return _kv_bytes(self.head, self.tp, self.kv_dtype)
 
     @property
     def kv_planes(self) -> int:
@@ -99,8 +100,13 @@ class ModelSpec:
 
     @property
     def kv_row_bytes(self) -> int:
-        """KV bytes of one token in one of its rows, which are equal."""
+        """KV bytes of one token in one of its rows, which are equal; not of what has an index beside KV."""
         return self.kv_bytes_per_token // self.kv_planes
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether something is kept beside KV or beside the states: an index of keys, or states of n-grams."""
+        return any(layer.index_bytes or layer.kind == "ngram" for layer in self.layers)
 
     @property
     def layer_counts(self) -> dict[str, int]:
@@ -162,6 +168,11 @@ class ModelSpec:
             conv_dtype=conv_dtype or self.conv_dtype,
         )
 
+    def with_pooled_index(self) -> "ModelSpec":
+        """The same model where an index beside latent KV has one key for the tokens that share it."""
+        pooled = (x.with_pooled_index() if isinstance(x, SparseLatentAttention) else x for x in self.layers)
+        return self._priced(layers=tuple(pooled))
+
     def _priced(self, **changes: Any) -> "ModelSpec":
         if not self.layers:
             raise ConfigError(f"only the total costs of this model are known, build it with from_config: {self.name}")
@@ -172,15 +183,22 @@ def _price(spec: ModelSpec) -> ModelSpec:
     """Fill in the sums that follow from layers, dtypes and tensor parallel size."""
     layers, tp = spec.layers, spec.tp
     conv_bytes = sum(layer.conv_elements(tp) for layer in layers) * _dtype_bytes(spec.conv_dtype)
+    conv_bytes += sum(layer.token_bytes for layer in layers)
     temporal_bytes = sum(layer.temporal_elements(tp) for layer in layers) * _dtype_bytes(spec.state_dtype)
     return replace(
         spec,
-        kv_bytes_per_token=sum(layer.kv_elements(tp) for layer in layers) * _dtype_bytes(spec.kv_dtype),
+        kv_bytes_per_token=_kv_bytes(layers, tp, spec.kv_dtype),
         checkpoint_bytes=temporal_bytes + conv_bytes,
         conv_bytes=conv_bytes,
         flops_per_token=sum(layer.linear_flops for layer in layers) / tp,
         flops_per_token_pair=sum(layer.pair_flops for layer in layers) / tp,
     )
+
+
+def _kv_bytes(layers: Sequence[Layer], tp: int, dtype: str) -> int:
+    """Bytes of one token's KV on one rank, the index beside it included."""
+    elements = sum(layer.kv_elements(tp) for layer in layers)
+    return elements * _dtype_bytes(dtype) + sum(layer.index_bytes for layer in layers)
 
 
 def _dtype_bytes(dtype: str) -> int:

@@ -38,16 +38,19 @@ class Pools:
 def read_pools(req_to_token_pool: Any, allocator: Any) -> Pools:
     """Measure SGLang's pools."""
     pool = getattr(req_to_token_pool, "mamba_pool", None)
-    kv = allocator.get_kvcache()
-    kv = getattr(kv, "full_kv_pool", kv)  # a hybrid pool wraps the one of its attention layers
+    whole = allocator.get_kvcache()
+    kv = getattr(whole, "full_kv_pool", whole)  # a hybrid pool wraps the one of its attention layers
     buffers = [*getattr(kv, "k_buffer", ()), *getattr(kv, "v_buffer", ()), *getattr(kv, "kv_buffer", ())]
     kv_bytes = sum(b.nbytes * allocator.size // b.shape[0] for b in buffers)  # without the padding page
+    index = [*getattr(kv, "index_k_with_scale_buffer", ()), *getattr(whole, "qsa_compressed_k_buffer_pool", ())]
+    kv_bytes += sum(b.nbytes for b in index) * allocator.size // (allocator.size + whole.page_size)
     if pool is None:
         return Pools(allocator.size, kv_bytes, 0, 0)
     cache = pool.mamba_cache
     candidates = [getattr(cache, "intermediate_ssm", None), *getattr(cache, "intermediate_conv_window", ())]
     candidate_bytes = sum(tensor.nbytes for tensor in candidates if tensor is not None)
     held_bytes, slots = cache.mem_usage_bytes() - candidate_bytes, (*cache.conv, cache.temporal)[0].shape[1]
+    held_bytes += sum(tensor.nbytes for tensor in compat.beside_states(pool))
     state_bytes = held_bytes * (pool.size + 1) // slots  # elastic memory rounds addresses up to whole columns
     return Pools(allocator.size, kv_bytes, pool.size, state_bytes, candidate_bytes)
 
@@ -148,6 +151,8 @@ def model_spec(ctx: Any) -> ModelSpec | None:
         spec = from_config(ctx.model_config.hf_config.to_dict(), **dtypes)
     except ConfigError:
         return None
+    if compat.pools_index():
+        spec = spec.with_pooled_index()
     return replace(spec, context_tokens=int(ctx.model_config.context_len))
 
 

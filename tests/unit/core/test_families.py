@@ -30,6 +30,28 @@ SALA = dict(PUBLISHED["minicpm-sala"])
 RING = dict(PUBLISHED["ring-mini-linear-2.0"])
 LING = {**RING, "model_type": "bailing_hybrid"}
 MINIMAX = dict(PUBLISHED["minimax-text-01"])
+LINEAR = {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
+GLM = {
+    "model_type": "glm5_next",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "index_topk": 2048,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+    "index_kpool": 4,
+    "linear_attn_config": {"kda_layers": [0, 1, 2, 4, 5, 6], **LINEAR},
+}
+QWEN4 = {
+    **QWEN,
+    "model_type": "qwen4_exp",
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 128,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+}
 JET = {
     "model_type": "jet_nemotron",
     "hidden_size": 64,
@@ -163,6 +185,42 @@ def test_layer_numbers_of_kimi_linear_start_at_one() -> None:
     assert kinds == ["kda", "mlp", "attention", "moe", "kda", "moe"]
 
 
+def test_sparse_attention_grows_with_the_prompt_by_its_index_alone() -> None:
+    glm, qwen = from_config(GLM), from_config(QWEN4)
+    assert glm.layer_counts == {"kda": 6, "attention": 2, "mlp": 3, "moe": 5}
+    assert glm.flops_per_token_pair == 2 * 4 * 128 / 4
+    assert qwen.flops_per_token_pair == 12 * 4 * 128 / 4
+    assert qwen.flops_per_token_pair < from_config(QWEN).flops_per_token_pair / 50
+    dense = from_config(without(GLM, "index_topk"))
+    indexed = 1536 * 4 * 128 + 64 * (2 * 128 + 4)  # queries, keys, what pools them, weights of the heads
+    assert glm.active_weights - dense.active_weights == 2 * indexed
+    chosen = 2 * (2.0 * 4 * 2 * 512 * 2048 + 4 * 128 / 4) - 2 * 4 * (256 + 256)  # absorbed; not the dense diagonal
+    assert glm.flops_per_token - dense.flops_per_token == 2 * 2 * indexed + chosen
+
+
+def test_an_index_is_kept_beside_kv() -> None:
+    glm, plain = from_config(GLM), from_config(without(GLM, "index_topk"))
+    assert glm.kv_bytes_per_token - plain.kv_bytes_per_token == 2 * (128 + 4)
+    assert glm.with_pooled_index().kv_bytes_per_token - plain.kv_bytes_per_token == 2 * 33
+    assert from_config(QWEN4).kv_bytes_per_token - from_config(QWEN).kv_bytes_per_token == 12 * 128 * 2 // 4
+    assert from_config(QWEN4).with_pooled_index() == from_config(QWEN4)
+    assert (glm.is_beside, plain.is_beside, from_config(QWEN).is_beside) == (True, False, False)
+    scaled = from_config(GLM, kv_dtype="fp8_e4m3").kv_bytes_per_token
+    assert scaled == 2 * (512 + 132), "its type is its own"
+
+
+def test_embeddings_of_ngrams_keep_a_window_and_the_last_tokens() -> None:
+    plain = from_config(without(QWEN4, "indexer_n_heads"))
+    two = from_config({**without(QWEN4, "indexer_n_heads"), "ple_layer_ids": [5, 2, 5, 99]})
+    assert two.is_beside
+    assert two.layer_counts["ngram"] == 2
+    assert two.checkpoint_bytes - plain.checkpoint_bytes == 2 * (3 * 3 * 4 * 2048 * 2) + 2 * 8
+    assert two.temporal_bytes == plain.temporal_bytes
+    assert two.active_weights - plain.active_weights == 2 * (2048 * (4 * 2048 + 2048) + 4 * 4 * 2048)
+    mixing = plain.active_weights - from_config(QWEN).active_weights
+    assert mixing == 48 * 2 * 2048 * 4 * (2 * 320 + 4)
+
+
 def test_feed_forward_layers_of_nemotron_have_no_gate() -> None:
     """Squared ReLU: two matrices, in the MLP, the experts and the shared expert."""
     mlp = from_config({**NEMOTRON, "hybrid_override_pattern": "-"})
@@ -194,7 +252,7 @@ def test_puzzle_gives_each_layer_experts_of_its_own() -> None:
         ),
         ({"hidden_size": 3}, r"architecture without model_type.*''"),
         ({"model_type": "qwen3_nest"}, r"near model types with costs are qwen3_next.*'qwen3_nest'"),
-        ({"model_type": "glm5_next"}, r"no costs for glm5_next, whose sparse attention .*'glm5_next'"),
+        ({"model_type": "inkling_model"}, r"no costs for inkling_model, whose sliding windows .*'inkling_model'"),
         ({**QWEN, "num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096: 1000000000"),
         (without(LFM2, "full_attn_idxs"), "layer_types must be a list of conv and full_attention: None"),
         ({**LFM2, "layer_types": ["mamba"] * 16}, "layer_types .*: 'mamba'"),
@@ -286,6 +344,13 @@ def test_one_damaged_key_is_harmless_or_a_configuration_error(name: str) -> None
     for config in [*damaged(PUBLISHED[name])][::2]:
         with contextlib.suppress(ConfigError):
             describe(from_config(config))
+
+
+@pytest.mark.parametrize("config", [GLM, {**QWEN4, "ple_layer_ids": [2, 5]}], ids=["glm", "qwen4"])
+def test_one_damaged_key_of_a_model_that_is_not_published_is_too(config: dict[str, Any]) -> None:
+    for wrong in [*damaged(config)]:
+        with contextlib.suppress(ConfigError):
+            describe(from_config(wrong))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -12,11 +12,11 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.spec import preset
+from sglang_hybrid.core.spec import from_config, preset
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, flags, preflight
 from sglang_hybrid.engine.pools import refusals
-from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.engine.configs import INDEX, LLAMA, QWEN3_NEXT, write
 from tests.versions import served
 
 pytestmark = served("elastic memory")
@@ -75,6 +75,15 @@ def test_settings_that_contradict_it(
     said = refusal({**settings, name: value}, model)
     assert reason in said
     assert f"add --hybrid-memory static: --{name.replace('_', '-')}" in said
+
+
+@pytest.mark.parametrize("beside", [{"ple_layer_ids": [1]}, INDEX])
+def test_what_is_kept_beside_kv_and_states_has_no_place_in_its_pages(
+    settings: dict[str, Any], model: preflight.Model, beside: dict[str, Any]
+) -> None:
+    spec = from_config({**QWEN3_NEXT, "model_type": "qwen4_exp", **beside})
+    said = refusal(settings, replace(model, spec=spec))
+    assert "have no place in its pages; change it or add --hybrid-memory static: " in said
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.22"])

@@ -12,8 +12,10 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.models import find_model
+from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.segments import build, forward, hooks, refusals
+from tests.engine.configs import INDEX, QWEN3_NEXT
 from tests.versions import served
 
 pytestmark = served("segments")
@@ -108,6 +110,13 @@ def test_a_pause_in_place_ends_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for paused in (False, True, False):
         hooks.turn(SimpleNamespace(tree_cache=None, _engine_paused=paused))
     assert len(turns) == 2
+
+
+@pytest.mark.parametrize("beside", [{"ple_layer_ids": [1]}, INDEX])
+def test_what_is_kept_beside_kv_and_states_is_in_no_entry(beside: dict[str, object]) -> None:
+    spec = from_config({**QWEN3_NEXT, "model_type": "qwen4_exp", **beside})
+    with pytest.raises(ConfigError, match=r"not the index or the states of n-grams .* beside them; .*: "):
+        refusals.check(asked(), HybridConfig(segments="on"), spec)
 
 
 def test_a_head_over_latents_has_no_seams() -> None:

@@ -28,6 +28,7 @@ from sglang_hybrid.core.families.mamba import (
     zamba2,
 )
 from sglang_hybrid.core.families.qwen import qwen_hybrid, transformer
+from sglang_hybrid.core.families.sparse import glm5_next, qwen4_exp
 from sglang_hybrid.core.reading import ConfigReader
 
 _TEXT_PARTS = ("text_config", "llm_config")
@@ -69,6 +70,8 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyTyp
         "falcon_h1": falcon_h1,
         "falcon_mamba": pure_mamba1,
         "gigachat3_5": gigachat,
+        "glm5_next": glm5_next,
+        "glm5_next_text": glm5_next,
         "granitemoehybrid": granite_hybrid,
         "intern_s2_preview": qwen_hybrid,
         "interns2_mobius": qwen_hybrid,
@@ -102,6 +105,8 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyTyp
         "qwen3_5_text": qwen_hybrid,
         "qwen3_moe": transformer,
         "qwen3_next": qwen_hybrid,
+        "qwen4_exp": qwen4_exp,
+        "qwen4_exp_text": qwen4_exp,
         "zamba2": zamba2,
         "zaya": zaya,
     }
@@ -109,12 +114,8 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Architecture]] = MappingProxyTyp
 
 UNPRICED: Mapping[str, str] = MappingProxyType(
     {
-        "glm5_next": "whose sparse attention keeps an index beside KV and computes a chosen part of it",
-        "glm5_next_text": "whose sparse attention keeps an index beside KV and computes a chosen part of it",
         "inkling_mm_model": "whose sliding windows make KV of two sizes",
         "inkling_model": "whose sliding windows make KV of two sizes",
-        "qwen4_exp": "whose second state, of an n-gram convolution, SGLang keeps outside its pool of states",
-        "qwen4_exp_text": "whose second state, of an n-gram convolution, SGLang keeps outside its pool of states",
     }
 )
 """Hybrid models that SGLang serves and that have no costs here, with the reason."""

@@ -42,10 +42,7 @@ def qwen_feed_forward(reader: ConfigReader, index: int) -> Layer:
 
 def qwen_hybrid(reader: ConfigReader) -> Architecture:
     """Qwen3-Next and Qwen3.5: gated DeltaNet, and gated attention every `full_attention_interval` layers."""
-    labels = layer_labels(reader)
-    if labels is None:
-        interval = reader.count("full_attention_interval", default=4)
-        labels = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(depth(reader))]
+    labels = layer_labels(reader) or interval_labels(reader)
     delta = gated_delta(reader)
     gated = attention(reader, output_gate=reader.flag("attn_output_gate", default=True))
     layers: list[Layer] = []
@@ -53,6 +50,12 @@ def qwen_hybrid(reader: ConfigReader) -> Architecture:
         layers += [delta if recurrent else gated, qwen_feed_forward(reader, index)]
     head = (gated, layers[-1]) * head_depth(reader)
     return Architecture(tuple(layers), state_dtype(reader), DELTA_CHUNK_TOKENS, head=head)
+
+
+def interval_labels(reader: ConfigReader) -> list[str]:
+    """The kinds of layers where the configuration lists none: attention every `full_attention_interval` layers."""
+    interval = reader.count("full_attention_interval", default=4)
+    return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(depth(reader))]
 
 
 def transformer(reader: ConfigReader) -> Architecture:

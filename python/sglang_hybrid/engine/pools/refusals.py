@@ -75,6 +75,11 @@ def check(namespace: Any, rest: list[str], config: HybridConfig, model: Model, o
     spec = model.spec
     if spec is None or not spec.is_recurrent or not spec.kv_bytes_per_token:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
+    if spec.is_beside:
+        raise _refusal(
+            "an index beside KV, or states of n-grams beside the pool of states, have no place in its pages",
+            namespace.model_path,
+        )
     if not spec.temporal_bytes or not spec.conv_bytes:
         raise _refusal("it was run with states that have a recurrent part and a window", namespace.model_path)
     spec = spec.per_rank(getattr(namespace, "tp_size", 1) // attention_groups(namespace))

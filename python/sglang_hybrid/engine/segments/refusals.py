@@ -78,6 +78,11 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         raise _refusal("scaled keys cannot be turned", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
     if spec is None or not spec.kv_bytes_per_token or not spec.is_recurrent:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
+    if spec.is_beside:
+        raise _refusal(
+            "an entry has KV and states, and not the index or the states of n-grams that this model keeps beside them",
+            namespace.model_path,
+        )
     latent = [layer for layer in spec.layers if isinstance(layer, LatentAttention)]
     if any(layer.rotary for layer in latent):
         raise _refusal("latent KV (MLA) is moved only where it has no rotary positions", namespace.model_path)
