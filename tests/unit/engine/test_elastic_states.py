@@ -1,15 +1,20 @@
-"""Kernels over elastic states: Mamba-2 convolves with the one whose offsets have 64 bits, and none touches the last
-slot, which has an address only."""
+"""Kernels over elastic memory: Mamba-2 convolves with the one whose offsets have 64 bits, and none touches the last
+slot or a page of another request, which have addresses only."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.pools import hooks
 from sglang_hybrid.engine.surface.hooks import HOOKS
 
 LIMIT = 2**32
@@ -37,13 +42,13 @@ class Backend:
         self.written.append(offset if use_triton_causal_conv else offset % LIMIT)
 
 
-def hook(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, theirs: str) -> None:
+def hook(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, theirs: str, by: str = ".") -> None:
     """Wrap a method of `owner` as SGLang wraps that of its class `theirs`, by the row of the list."""
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
     from sglang_hybrid.engine.surface.registration import _ours
 
-    (row,) = [row for row in HOOKS if row.target.endswith(f"{theirs}.{name}") and row.when == "elastic"]
+    (row,) = [row for row in HOOKS if row.target.endswith(f"{theirs}{by}{name}") and row.when == "elastic"]
     monkeypatch.setattr(owner, name, _wrap_fn(getattr(owner, name), _ours(row.function), HookType[row.how]))
 
 
@@ -88,3 +93,43 @@ def test_padding_is_of_the_slot_that_has_memory(monkeypatch: pytest.MonkeyPatch,
     assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 8, 2]
     hook(monkeypatch, Kernel, name, "FlashInferGDNKernel")
     assert getattr(Kernel(), name)(None, ssm_states=states, cache_indices=indices).tolist() == [4, 0, 2]
+
+
+class Tables:
+    """As TensorRT-LLM's attention has its table of pages filled: what a prompt has, and nothing behind it."""
+
+    @staticmethod
+    def fill(*, page_table: torch.Tensor | None, lengths: list[int], page_size: int) -> None:
+        for row, length in enumerate(lengths) if page_table is not None else ():
+            pages = -(-length // page_size)
+            assert page_table is not None
+            page_table[row, :pages] = torch.arange(10, 10 + pages)
+
+
+@pytest.mark.parametrize("name", ["build_trtllm_mha_page_table", "update_trtllm_mha_graph_metadata"])
+def test_no_page_of_another_request_is_named_behind_a_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    backend = importlib.import_module("sglang.srt.layers.attention.trtllm_mha_backend")
+    assert "page_table" in inspect.signature(getattr(backend, name)).parameters
+    calls = re.findall(rf"\b{name}\(\s*(\w+)=", inspect.getsource(backend))
+    assert calls, "given by name"
+    table = torch.full((2, 4), 99, dtype=torch.int32)
+    Tables.fill(page_table=table, lengths=[64, 130], page_size=64)
+    assert table.tolist() == [[10, 99, 99, 99], [10, 11, 12, 99]]
+    monkeypatch.setattr(Tables, name, staticmethod(Tables.fill), raising=False)
+    hook(monkeypatch, Tables, name, "trtllm_mha_backend", by=":")
+    getattr(Tables, name)(page_table=table, lengths=[64, 130], page_size=64)
+    assert table.tolist() == [[10, 0, 0, 0], [10, 11, 12, 0]]
+    getattr(Tables, name)(page_table=None, lengths=[64], page_size=64)
+
+
+def test_prefills_that_copy_the_whole_pool_are_refused() -> None:
+    module = importlib.import_module("sglang.srt.layers.attention.trtllm_mha_backend")
+    whole = "paged_kv = torch.stack([k_cache, v_cache], dim=1)" in inspect.getsource(module)
+    (row,) = [row for row in HOOKS if row.function == "pools.hooks:whole_copies"]
+    assert whole == row.holds(compat.engine_version())
+    chosen = SimpleNamespace(prefill_attention_backend_str="trtllm_mha")
+    other = SimpleNamespace(prefill_attention_backend_str="fa3")
+    with pytest.raises(ConfigError, match=r"copies the whole pool .* --prefill-attention-backend triton"):
+        hooks.whole_copies(None, SimpleNamespace(use_fmha_v2=True), chosen)
+    hooks.whole_copies(None, SimpleNamespace(use_fmha_v2=True), other)  # it decodes only
+    hooks.whole_copies(None, SimpleNamespace(use_fmha_v2=False), chosen)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.pools import arena as arenas
 from sglang_hybrid.engine.pools.memory import memory_of
 from sglang_hybrid.engine.surface import registration
@@ -69,6 +70,28 @@ def padding_with_memory(kernel: Any, *args: Any, cache_indices: Any, **kwargs: A
     On Hopper they read and write the last slot of the pool for it, of which an elastic pool has only the address.
     """
     return (kernel, *args), {**kwargs, "cache_indices": cache_indices.clamp(min=0)}
+
+
+def tails_with_memory(*_: Any, page_table: Any = None, **__: Any) -> None:
+    """BEFORE hook of what fills tables of pages for TensorRT-LLM's attention: behind a prompt's end they name page 0.
+
+    SGLang fills what a prompt has, and leaves what another had there before. The kernels load whole tiles of pages,
+    bounded by the pages of the pool and not by the prompt; an elastic pool has memory for those in use alone.
+    """
+    if page_table is not None:
+        page_table.zero_()
+
+
+def whole_copies(_: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER hook of TensorRT-LLM's attention: raise ConfigError where its prefills copy all KV of a layer.
+
+    They do on other GPUs than B200s and their like, page by page whether it has memory or not.
+    """
+    if backend.use_fmha_v2 and model_runner.prefill_attention_backend_str == "trtllm_mha":
+        raise ConfigError(
+            "elastic memory cannot serve this: on this GPU SGLang before 0.5.23 copies the whole pool for a prefill "
+            "with this attention; use --prefill-attention-backend triton, or add --hybrid-memory static: trtllm_mha"
+        )
 
 
 def _doze(scheduler: Any) -> None:

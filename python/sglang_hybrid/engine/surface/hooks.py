@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_hybrid.engine.surface.elastic import CONFIGURATOR, ELASTIC, ELASTIC_REPLACED
 from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
 from sglang_hybrid.engine.surface.hicache import HICACHE, HICACHE_REPLACED
 from sglang_hybrid.engine.surface.pairs import PAIRS
@@ -26,7 +27,6 @@ _NGRAMS = "srt.models.qwen4_exp:"
 _GRANITE = "srt.models.granitemoehybrid:GraniteMoeHybrid"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver."
 _STREAMER = "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer."
-_CONFIGURATOR = "srt.mem_cache.kv_cache_configurator:KVCacheConfigurator."
 
 HOOKS: tuple[Hook, ...] = (
     # Where SGLang launches a compiled or Triton kernel whatever the device is.
@@ -243,51 +243,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     *SPECULATION,
     *PAIRS,
-    # Elastic memory.
-    Hook(_CONFIGURATOR + "configure", "AROUND", "pools.hooks:build", SCHEDULER, "elastic"),
-    Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "AROUND", "pools.sizes:size_pools", SCHEDULER, "elastic"),
-    Hook(_CONFIGURATOR + "_calculate_mamba_ratio", "AROUND", "pools.sizes:request_states", SCHEDULER, "elastic"),
-    Hook(
-        "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
-        "AROUND",
-        "pools.hooks:continue_chunk",
-        SCHEDULER,
-        "elastic",
-    ),
-    Hook(UPDATER + "release_memory_occupation", "AROUND", "pools.hooks:release", SCHEDULER, "elastic"),
-    Hook(UPDATER + "resume_memory_occupation", "AROUND", "pools.hooks:resume", SCHEDULER, "elastic"),
-    Hook(
-        "srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend",
-        "AFTER",
-        "pools.hooks:passed",
-        SCHEDULER,
-        "elastic",
-    ),
-    Hook("srt.managers.scheduler:Scheduler.on_idle", "BEFORE", "pools.hooks:idle", SCHEDULER, "elastic"),
-    Hook(
-        _ATTENTION + "hybrid_linear_attn_backend:Mamba2AttnBackend.forward",
-        "BEFORE",
-        "pools.hooks:strided_convolution",
-        SCHEDULER,
-        "elastic",
-    ),
-    *(
-        Hook(
-            _LINEAR + f"kernels.gdn_flashinfer:FlashInferGDNKernel.{name}",
-            "BEFORE",
-            "pools.hooks:padding_with_memory",
-            SCHEDULER,
-            "elastic",
-        )
-        for name in ("decode", "extend")
-    ),
-    Hook(
-        _ATTENTION + "mamba.causal_conv1d:_causal_conv1d_fn_triton",
-        "AROUND",
-        "cache.convolution:in_sizes",
-        SCHEDULER,
-        "elastic",
-    ),
+    *ELASTIC,
     # Segments.
     Hook(
         "srt.managers.scheduler:Scheduler.process_input_requests",
@@ -296,7 +252,7 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
         "segments",
     ),
-    Hook(_CONFIGURATOR + "_handle_max_mamba_cache", "BEFORE", "segments.hooks:reserve", SCHEDULER, "segments"),
+    Hook(CONFIGURATOR + "_handle_max_mamba_cache", "BEFORE", "segments.hooks:reserve", SCHEDULER, "segments"),
     Hook(
         "srt.managers.schedule_policy:PrefillAdder.add_chunked_req",
         "AROUND",
@@ -351,8 +307,6 @@ HOOKS: tuple[Hook, ...] = (
 )
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
-_BUILDER = "srt.mem_cache.kv_cache_configurator:"
-
 REPLACED: tuple[Replaced, ...] = (
     *DRAWING,
     # The Mamba-2 mixer calls them but imports them on other platforms only; there is nothing to hook until they exist.
@@ -386,14 +340,5 @@ REPLACED: tuple[Replaced, ...] = (
     ),
     Replaced(_KDA + "causal_conv1d_fn", "cpu.causal_conv:causal_conv1d_fn", SCHEDULER, "cpu"),
     *HICACHE_REPLACED,
-    # The classes of which SGLang builds its pools; replaced when it begins to.
-    Replaced(_BUILDER + "HybridReqToTokenPool", "pools.states:ElasticRequestPool", SCHEDULER, "elastic"),
-    Replaced(_BUILDER + "MHATokenToKVPool", "pools.kv:ElasticKV", SCHEDULER, "elastic"),
-    # A hybrid pool looked for the latent one beside itself, until its builder began to name it.
-    Replaced(
-        "srt.mem_cache.memory_pool:MLATokenToKVPool", "pools.kv:ElasticLatents", SCHEDULER, "elastic", before="0.5.22"
-    ),
-    Replaced(_BUILDER + "MLATokenToKVPool", "pools.kv:ElasticLatents", SCHEDULER, "elastic", since="0.5.22"),
-    Replaced(_BUILDER + "TokenToKVPoolAllocator", "pools.allocators:ElasticTokens", SCHEDULER, "elastic"),
-    Replaced(_BUILDER + "PagedTokenToKVPoolAllocator", "pools.allocators:ElasticPages", SCHEDULER, "elastic"),
+    *ELASTIC_REPLACED,
 )
