@@ -43,7 +43,8 @@ def read_pools(req_to_token_pool: Any, allocator: Any) -> Pools:
     buffers = [*getattr(kv, "k_buffer", ()), *getattr(kv, "v_buffer", ()), *getattr(kv, "kv_buffer", ())]
     kv_bytes = sum(b.nbytes * allocator.size // b.shape[0] for b in buffers)  # without the padding page
     index = [*getattr(kv, "index_k_with_scale_buffer", ()), *getattr(whole, "qsa_compressed_k_buffer_pool", ())]
-    kv_bytes += sum(b.nbytes for b in index) * allocator.size // (allocator.size + whole.page_size)
+    if index:
+        kv_bytes += sum(b.nbytes for b in index) * allocator.size // (allocator.size + whole.page_size)
     if pool is None:
         return Pools(allocator.size, kv_bytes, 0, 0)
     cache = pool.mamba_cache

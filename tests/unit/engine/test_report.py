@@ -52,3 +52,24 @@ def test_kv_costs_what_it_takes_in_this_server(
     plain = from_config(QWEN3_NEXT, kv_dtype="bfloat16")
     assert spec.kv_bytes_per_token == times * plain.kv_bytes_per_token
     assert spec.checkpoint_bytes == plain.checkpoint_bytes
+
+
+def test_what_lies_beside_kv_and_states_is_measured_too() -> None:
+    """An index of 132 bytes for each token, and of a state a window and the last tokens."""
+    size, page = 128, 64
+    latents = SimpleNamespace(
+        kv_buffer=[torch.zeros(size + page, 1, 256, dtype=torch.bfloat16)],
+        index_k_with_scale_buffer=[torch.zeros(3, page * 132, dtype=torch.uint8), torch.zeros(0, page * 132)],
+    )
+    kv = SimpleNamespace(full_kv_pool=latents, page_size=page)
+    allocator = SimpleNamespace(size=size, get_kvcache=lambda: kv)
+    temporal = torch.zeros(2, 5, 4, 8, 8)
+    cache = SimpleNamespace(conv=[], temporal=temporal, mem_usage_bytes=lambda: temporal.nbytes)
+    beside = [
+        SimpleNamespace(conv_state=torch.zeros(1, 5, 16, 9, dtype=torch.bfloat16)),
+        SimpleNamespace(context=torch.zeros(5, 2, dtype=torch.int64)),
+    ]
+    states = SimpleNamespace(mamba_cache=cache, size=4, _slot_siblings=beside)
+    pools = report.read_pools(SimpleNamespace(mamba_pool=states), allocator)
+    assert pools.bytes_per_token == 512 + 132
+    assert pools.bytes_per_state == 2 * 4 * 8 * 8 * 4 + 16 * 9 * 2 + 2 * 8
