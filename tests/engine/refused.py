@@ -92,6 +92,8 @@ MISTAKES = {
     "a list": ("/v1/chat/completions", []),
     "a format that is a number": chat(response_format=5),
     "a template's own argument": chat(chat_template_kwargs={"tokenize": 1}),
+    "a template of its own": chat(chat_template_kwargs={"chat_template": "a"}),
+    "a template for a response": ("/v1/responses", {"input": "a", "chat_template_kwargs": {"chat_template": "a"}}),
     "no messages": ("/v1/messages/count_tokens", {"model": "m", "messages": []}),
     "no messages for Ollama": ("/api/chat", {"model": "m", "messages": [], "stream": False}),
     "a token below zero": ("/v1/detokenize", {"tokens": [-1]}),

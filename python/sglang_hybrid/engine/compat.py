@@ -152,6 +152,15 @@ def leads() -> bool:
     return bool(get_parallel().attn_tp_rank == 0)
 
 
+def trusts_templates() -> bool:
+    """In a serving HTTP process: whether chat templates that requests bring are rendered; 0.5.17 has no such flag."""
+    if not at_least("0.5.21"):
+        return False
+    from sglang.srt.runtime_context import get_serving
+
+    return bool(get_serving().trust_request_chat_template)
+
+
 def prefix_tokens(req: Any) -> int:
     """Tokens of `req` that stand before its next pass."""
     return int(req.prefix_len) if hasattr(req, "prefix_len") else len(req.prefix_indices)  # until 0.5.22

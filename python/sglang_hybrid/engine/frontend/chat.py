@@ -22,7 +22,7 @@ from sglang_hybrid.engine.frontend import ahead, breakpoints, placeholders, toke
 from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
 from sglang_hybrid.engine.frontend.endpoints import rendering
 from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
-from sglang_hybrid.engine.frontend.rendering import rendered
+from sglang_hybrid.engine.frontend.rendering import chat_of, rendered
 from sglang_hybrid.engine.frontend.segments import chats, documents
 from sglang_hybrid.engine.frontend.segments.chats import Marks, Placing
 from sglang_hybrid.engine.segments import marked as segment_params
@@ -80,12 +80,7 @@ async def responses(original: Callable[..., Any], serving: Any, request: Any, ra
     token_cache.enter_of(request)
 
     def convert(body: dict[str, Any]) -> Any:
-        from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-
-        variant = type(request).model_validate(body)
-        tools = serving._response_tools_to_chat_tools(variant) or None
-        messages = serving._construct_input_messages(variant)
-        return ChatCompletionRequest(model=variant.model, messages=messages, tools=tools)
+        return chat_of(serving, type(request).model_validate(body))
 
     refuse = partial(serving.create_error_response, err_type="BadRequest", status_code=400)
     return await _answer(partial(original, serving, request), serving, raw_request, convert, refuse)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import documents
 
@@ -40,6 +41,7 @@ async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
     try:
         if "received_body" in kwargs:
+            require_template(kwargs["received_body"])
             kwargs["received_body"] = _salted(kwargs["received_body"], kwargs.get("body_fields"))
         if _is_anthropic(kwargs.get("body_fields")):
             kwargs["received_body"], _ = documents.as_text(kwargs["received_body"])
@@ -49,6 +51,20 @@ async def read_body(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     except _MISSHAPEN as error:
         problem = {"type": "value_error", "loc": ("body",), "msg": f"the body has another shape: {error}"}
         raise RequestValidationError([problem]) from error
+
+
+def require_template(body: Any) -> None:
+    """Raise ConfigError for a chat template of the client's own: it is a program, which may run for ever.
+
+    SGLang refuses one at `/v1/chat/completions`, but renders it at `/v1/responses` and `/v1/decisions`, and with 0.5.17
+    everywhere.
+    """
+    given = body.get("chat_template_kwargs") if isinstance(body, dict) else None
+    if isinstance(given, dict) and "chat_template" in given and not compat.trusts_templates():
+        raise ConfigError(
+            "templates of requests are rendered only if --trust-request-chat-template was given to the server (SGLang "
+            f"0.5.21 and later); drop chat_template_kwargs.chat_template: {shown(given['chat_template'])}"
+        )
 
 
 def mistaken(original: Callable[..., None], error: Any, errors: Any, *, body: Any = None, **_: Any) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import ahead, texts, token_cache
+from sglang_hybrid.engine.frontend.endpoints import require_template
 from sglang_hybrid.engine.frontend.limits import TOKENS, require_integer, require_key
+from sglang_hybrid.engine.frontend.rendering import chat_of
 from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.routing.index import block_hashes
 
@@ -33,6 +35,7 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
 
     if not isinstance(asked, dict) or not isinstance(body := asked.get("body"), dict):
         raise ConfigError(f"{KEY} has an endpoint and the body of a request to it: {str(asked)[:80]!r}")
+    require_template(body)
     page_tokens, salt = asked.get("page_tokens"), body.get("cache_salt")
     require_integer(page_tokens, 1, TOKENS, "page_tokens")
     if salt is not None:
@@ -88,13 +91,9 @@ def _anthropic(body: dict[str, Any], state: Any) -> Any:
 
 
 def _responses(body: dict[str, Any], state: Any) -> Any:
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ResponsesRequest
+    from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
 
-    serving = state.openai_serving_responses
-    request = ResponsesRequest.model_validate(body)
-    tools = serving._response_tools_to_chat_tools(request) or None
-    messages = serving._construct_input_messages(request)
-    return ChatCompletionRequest(model=request.model, messages=messages, tools=tools)
+    return chat_of(state.openai_serving_responses, ResponsesRequest.model_validate(body))
 
 
 _CHATS: dict[str, Callable[[dict[str, Any], Any], Any]] = {

@@ -28,6 +28,21 @@ def rendered(original: Callable[..., Any], serving: Any, request: Any) -> Render
     return Rendered(result.prompt_ids)
 
 
+def chat_of(serving: Any, request: Any) -> Any:
+    """The chat request that `serving`, SGLang's of `/v1/responses`, makes of `request` to render it."""
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    tools = serving._response_tools_to_chat_tools(request) or None
+    return ChatCompletionRequest(
+        model=request.model,
+        messages=serving._construct_input_messages(request),
+        tools=tools,
+        tool_choice="auto" if tools and request.tool_choice != "none" else "none",
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        chat_template_kwargs=getattr(request, "chat_template_kwargs", None),  # 0.5.17 has none
+    )
+
+
 class _Text:
     """Stands for a tokenizer: a chat template's text is kept instead of being encoded, everything else is as it is."""
 

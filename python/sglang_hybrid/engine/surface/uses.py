@@ -156,6 +156,7 @@ USES: tuple[Use, ...] = (
     Use("srt.runtime_context:get_parallel", IMPORT, "pools.ranks pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_parallel", IMPORT, "compat", SCHEDULER),
     Use("srt.runtime_context:get_schedule", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
+    Use("srt.runtime_context:get_serving", IMPORT, "compat", HTTP, since="0.5.21"),
     Use("srt.runtime_context:max_speculative_num_draft_tokens", IMPORT, "pools.sizes", SCHEDULER, when="elastic"),
     Use("srt.runtime_context:get_server_args", IMPORT, "compat", EVERY, before="0.5.21"),
     Use("srt.runtime_context:mamba_cache_chunk_size", IMPORT, "compat", EVERY, since="0.5.21"),
@@ -272,17 +273,17 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._construct_input_messages",
         PRIVATE,
-        "frontend.chat frontend.pages",
+        "frontend.rendering",
         HTTP,
     ),
     Use(
         "srt.entrypoints.openai.serving_responses:OpenAIServingResponses._response_tools_to_chat_tools",
         PRIVATE,
-        "frontend.chat frontend.pages",
+        "frontend.rendering",
         HTTP,
     ),
     Use("srt.entrypoints.openai.serving_chat:OpenAIServingChat._process_messages", PRIVATE, "frontend.ahead", HTTP),
-    Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.chat frontend.pages", HTTP),
+    Use("srt.entrypoints.openai.protocol:ChatCompletionRequest", IMPORT, "frontend.pages frontend.rendering", HTTP),
     Use("srt.entrypoints.openai.protocol:ResponsesRequest", IMPORT, "frontend.pages", HTTP),
     Use("srt.entrypoints.anthropic.protocol:AnthropicMessagesRequest", IMPORT, "frontend.pages", HTTP),
     Use(
