@@ -16,6 +16,7 @@ from sglang_hybrid.core.process import (
     collect_as_usual,
     collect_rarely,
     die_with_announced_parent,
+    lose_lines_quietly,
     take_care_of_files,
 )
 from sglang_hybrid.engine.launch import children, platform, stop
@@ -28,6 +29,7 @@ if __name__ == "__mp_main__":
     # seconds later, after its imports; and 0.5.17 needs the CPU platform this early.
     stop.leave_to_parent()
     die_with_announced_parent()
+    lose_lines_quietly()
     collect_rarely()  # until SGLang loads the plugins
     activate_platform()
 

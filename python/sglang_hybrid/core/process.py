@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import random
 import resource
@@ -29,6 +30,27 @@ def take_care_of_files() -> None:
                 os.set_inheritable(number, True)
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
     os.umask(os.umask(0) | 0o022)
+    lose_lines_quietly()
+
+
+def lose_lines_quietly() -> None:
+    """In a process that serves: what a log cannot write is lost, and told of once.
+
+    Who read it may be gone (`serve | head`), or the disk full. Python writes a traceback for every line then.
+    """
+    handle = logging.Handler.handleError
+    told: list[OSError] = []
+
+    def lose(self: logging.Handler, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            handle(self, record)
+        elif not told:
+            told.append(error)
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"lines of a log cannot be written and are lost: {error.strerror}\n")
+
+    logging.Handler.handleError = lose  # type: ignore[method-assign]
 
 
 def allow_files() -> int:

@@ -75,6 +75,28 @@ def test_a_server_without_streams_writes_into_no_file_of_its_own(closed: str, he
     assert done.stdout == "said\n" * heard
 
 
+@pytest.mark.parametrize("lost", ["pipe", "/dev/full"])
+def test_a_log_that_cannot_be_written_is_told_of_once(lost: str) -> None:
+    code = (
+        "import logging, sys; from sglang_hybrid.core.process import take_care_of_files; take_care_of_files()\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "for _ in range(9): logging.error('a line that is long enough ' * 999)\n"
+        "logging.error('two %s', 1, 2)\n"  # a mistake of the program's is told of as ever
+        "import os; os._exit(7)\n"
+    )
+    if lost == "pipe":
+        reads, writes = os.pipe()
+        os.close(reads)
+    else:
+        writes = os.open(lost, os.O_WRONLY)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert done.returncode == 7
+    assert done.stderr.count("cannot be written and are lost") == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "TypeError: not all arguments converted" in done.stderr
+
+
 def test_configuration_survives_the_environment() -> None:
     config = HybridConfig(backend="stock", cpu_memory_gb=0.25, cpu_threads=3)
     assert HybridConfig.from_json(config.to_json()) == config
