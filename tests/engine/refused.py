@@ -5,7 +5,12 @@ docs/upstream.md says what SGLang itself answers to each.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
+
+from tests.versions import since
 
 IDS = [5, 6, 7, 8]
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -113,3 +118,18 @@ ADMINISTRATORS = {
     "no corpus": ("/remove_external_corpus", []),
 }
 """The first three end the scheduler, at once or with the next request; the others are 500."""
+
+_SENSE = since("0.5.21", "a 400 for some bodies that make no sense")
+_ENDPOINT = since("0.5.21", "this endpoint")
+LATER = {
+    "places of tokens behind a cached prefix": since("0.5.21", "token_indices_to_pool"),
+    "/v1/completions": _SENSE,
+    "/v1/score": _SENSE,
+    "/v1/decisions": _ENDPOINT,
+    "/v1/systemone": _ENDPOINT,
+}
+"""What older versions of SGLang lack, by the name of a case."""
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=LATER.get(name, ())) for name in names]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.prompts import GRID
 from tests.engine.support import Client, events
+from tests.versions import since
 
 pytestmark = pytest.mark.engine
 
@@ -70,6 +71,7 @@ def test_a_marked_document_is_served_from_its_second_request_on(
     assert without[1]["prompt_tokens_details"]["cached_tokens"] < GRID
 
 
+@since("0.5.21", "what /v1/responses wrote to the cache")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_document_marked_on_the_responses_endpoint(client: Client, stream: bool) -> None:
     model = json.loads(client.get("/v1/models"))["data"][0]["id"]

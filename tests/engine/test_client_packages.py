@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.prompts import GRID
 from tests.engine.support import Client
+from tests.versions import since
 
 pytestmark = pytest.mark.engine
 
@@ -62,7 +63,7 @@ def test_chats_of_the_openai_package(openai_api: Any, stream: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=since("0.5.21", "cached tokens in responses")), True])
 def test_responses_of_the_openai_package(openai_api: Any, stream: bool) -> None:
     model = openai_api.models.list().data[0].id
 

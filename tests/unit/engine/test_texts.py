@@ -131,6 +131,18 @@ def test_a_question_about_a_long_text_leaves_the_event_loop_to_others(
     assert asyncio.run(run()) == 3
 
 
+@pytest.mark.parametrize(("longest", "told"), [(4096, 4096), (int(1e30), 2048), (-1, -1)])
+def test_a_tokenizer_that_knows_no_longest_text_has_the_context(longest: int, told: int) -> None:
+    """SGLang 0.5.17 cannot write 10^30, which transformers says for none, and answers 500."""
+    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(model_config=SimpleNamespace(context_len=2048)))
+
+    async def original(*_: Any) -> Any:
+        return SimpleNamespace(tokens=[5], max_model_len=longest)
+
+    asked = Asked(model_extra={}, messages=None)
+    assert asyncio.run(pages.tokenize(original, serving, None, asked, asked)).max_model_len == told
+
+
 def test_what_is_wrong_with_a_long_text_is_said() -> None:
     async def refuses(_: Any, got: Any, pairs: bool) -> Any:
         raise ConfigError("no")

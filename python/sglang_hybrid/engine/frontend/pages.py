@@ -30,7 +30,7 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
         answer = original(serving, adapted, request, raw_request)
         if is_long and request.messages is None:
             answer = texts.beside(partial(texts.finish, answer))
-        return await answer
+        return _with_length(await answer, serving)
     from fastapi.responses import JSONResponse
 
     if not isinstance(asked, dict) or not isinstance(body := asked.get("body"), dict):
@@ -49,6 +49,14 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
         ids = await texts.beside_if(is_long, partial(_ids, serving, endpoint, body, state))
     names = await texts.beside_if(is_long, partial(block_hashes, ids[:-1], int(page_tokens), salt))
     return JSONResponse({"tokens": [], "count": len(ids), "names": names})
+
+
+def _with_length(answer: Any, serving: Any) -> Any:
+    """`answer` with the context for a longest text beyond 64 bits, which 0.5.17 cannot write: 500 for tokenizers that
+    know none."""
+    if (getattr(answer, "max_model_len", None) or 0) >= 2**64:
+        answer.max_model_len = serving.tokenizer_manager.model_config.context_len
+    return answer
 
 
 def _ids(serving: Any, endpoint: str, body: dict[str, Any], state: Any) -> list[int]:
