@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from sglang_hybrid.demo.server import Server
 from tests.engine.segment_calls import PART, REFUSED, SEGMENT, SEPARATOR, calls, chat
 from tests.engine.support import PATIENCE_S, Client, events
+from tests.versions import served
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, served("segments")]
 
 KEY, MASTER = "the-key-of-clients", "the-key-of-the-administrator"
 ON = ("--hybrid-segments", "on", "--hybrid-segment-memory-gb", "0.2")
