@@ -89,6 +89,7 @@ def test_this_sglang_copies_all_of_a_state_to_the_host() -> None:
     assert "_slot_siblings" in inspect.getsource(pools.MambaPool.get_device_pool_infos)
 
 
+@served("a host tier on a CPU")
 def test_a_folder_of_storage_that_nobody_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang finds out in the scheduler, once the model is loaded."""
     (tmp_path / "file").touch()
