@@ -33,6 +33,7 @@ from sglang_hybrid.demo.server import Server, ServerDied
 from tests.engine.support import Client
 
 RUNNING = 6
+_HELD = r"^sglang:(num_used_tokens|num_running_reqs|num_queue_reqs)\{[^}]*\} (\S+)$"
 
 
 def ask(client: Client, question: Question, rng: random.Random, priority: bool, tally: Tally) -> None:
@@ -92,11 +93,13 @@ def load(client: Client, pool: dict[str, list[Question]], chosen: dict[str, str]
 def settled(client: Client, first: Question) -> str:
     """What is wrong with a server that nobody asks: nothing is held after a flush, and it answers as before."""
     client.flush()
-    time.sleep(3)
-    found = re.findall(
-        r"^sglang:(num_used_tokens|num_running_reqs|num_queue_reqs)\{[^}]*\} (\S+)$", client.get("/metrics"), re.M
-    )
-    held = {name: value for name, value in found if float(value)}
+    held: dict[str, str] = {}
+    for _ in range(60):  # an idle server writes its gauges now and then
+        found = re.findall(_HELD, client.get("/metrics"), re.MULTILINE)
+        held = {name: value for name, value in found if float(value)}
+        if not held:
+            break
+        time.sleep(1)
     if held:
         return f"held after a flush: {held}"
     return "" if client.generate(first.prompt, first.tokens)[0] == first.answer else "another answer after a flush"

@@ -138,9 +138,9 @@ class Reference:
 
     # Two float32 implementations differ by about 2e-5 in a logit; a smaller gap between two tokens is a tie.
     tie = 2e-4
-    # Where two experts are as near as that, implementations take different ones, and all behind it differs: by chance
-    # one prompt in some thousands.
-    router_tie = 2e-6
+    # Where two experts are as near as that, implementations take different ones, and all behind it differs. Router
+    # logits differ by some 2e-6: one server took either of two that are 4.5e-6 apart here, by what shared the pass.
+    router_tie = 1e-5
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -202,4 +202,6 @@ class Reference:
             return
         row = self.logits(prompt, one)[at]
         gap = abs(row[one[at]] - row[other[at]]).item()
+        if gap > self.tie and self.router_gap(prompt + one[: at + 1]) < self.router_tie:
+            return
         assert gap <= self.tie, f"{what} prompt of {len(prompt)} tokens: outputs differ at {at}, logits {gap:.1e} apart"
