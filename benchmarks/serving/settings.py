@@ -58,6 +58,8 @@ SETTINGS: dict[str, dict[str, Choice]] = {
 _REFUSED = (
     {"loop overlap", "strategy no_buffer"},
     {"memory elastic", "policy lru"},
+    {"memory elastic", "mixed on"},
+    {"memory elastic", "sessions on"},
     {"segments on", "mixed on"},
     {"memory elastic", "strategy extra_buffer_lazy"},
     {"memory elastic", "ranks attention"},
@@ -76,6 +78,8 @@ def allowed(chosen: dict[str, str], preset: str) -> bool:
         or (chosen["host"] != "none" and chosen["memory"] == "elastic" and chosen["ranks"] != "1")
         or (chosen["host"] != "none" and chosen["segments"] == "on")
         or (chosen["drafts"] == "head" and preset != "mtp")
+        or (preset == "conv" and (chosen["drafts"], chosen["segments"], chosen["memory"]) != ("none", "off", "static"))
+        or (preset != "gdn" and preset != "mtp" and chosen["ranks"] == "attention")
         or (chosen["drafts"] != "none" and chosen["sessions"] == "on")
         or (chosen["drafts"] == "n-grams" and page > 1)
         or (chosen["strategy"] != "no_buffer" and (preset == "conv" or chosen["mixed"] == "on"))

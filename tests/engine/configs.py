@@ -18,6 +18,12 @@ LLAMA = {
     "vocab_size": 320,
     "dtype": "float32",
 }
+LFM2 = {
+    **LLAMA,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"],
+}
 QWEN3_NEXT = {
     **LLAMA,
     "architectures": ["Qwen3NextForCausalLM"],

@@ -16,7 +16,7 @@ from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
 from sglang_hybrid.engine.launch.preflight import Model
-from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.engine.configs import LFM2, QWEN3_NEXT, write
 from tests.unit.engine.test_launch_server import refused
 from tests.versions import since
 
@@ -134,14 +134,6 @@ def test_a_model_that_only_spec_knows(
     """Also if code travels with it, as with Ring linear and MiniMax: SGLang would ask for it, and then not run it."""
     config = {**QWEN3_NEXT, "architectures": ["Zamba2ForCausalLM"], "model_type": "zamba2", **more}
     assert "`sglang-hybrid spec` and simulate know it" in refused(capsys, "--model-path", str(write(tmp_path, config)))
-
-
-LFM2 = {
-    **LLAMA,
-    "architectures": ["Lfm2ForCausalLM"],
-    "model_type": "lfm2",
-    "layer_types": ["conv", "full_attention"],
-}
 
 
 def test_a_model_without_extra_buffer_gets_no_buffer_on_a_cpu(tmp_path: Path) -> None:

@@ -220,3 +220,9 @@ def test_their_addresses_are_checked(peers: str) -> None:
 def test_addresses_are_read_with_spaces_and_a_slash() -> None:
     config = HybridConfig(segment_peers=" http://a:1/, https://b.example:2 ,,http://[::1]:3")
     assert config.peers == ["http://a:1", "https://b.example:2", "http://[::1]:3"]
+
+
+def test_a_model_of_convolutions_is_refused_before_the_start() -> None:
+    """It has windows and no recurrent part; the scheduler refused it, in a traceback."""
+    with pytest.raises(ConfigError, match=r"drop --hybrid-segments: conv$"):
+        refusals.check(asked(), HybridConfig(segments="on"), find_model("lfm2-1.2b"))

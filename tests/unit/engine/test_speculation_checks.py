@@ -14,7 +14,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight
 from sglang_hybrid.engine.speculation import checks, drafts
-from tests.engine.configs import LLAMA, QWEN3_NEXT, write
+from tests.engine.configs import LFM2, LLAMA, QWEN3_NEXT, write
 
 NGRAM = ("--speculative-algorithm", "NGRAM")
 EAGLE = ("--speculative-algorithm", "EAGLE")
@@ -197,3 +197,12 @@ def test_a_cpus_budget_counts_candidates_and_drafts(tmp_path: Path) -> None:
     assert 0.99 * config.cpu_memory_bytes < used <= config.cpu_memory_bytes
     assert tokens < plain_tokens
     assert states < plain_states
+
+
+def test_drafts_of_lfm2_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    """Their verification is a kernel of SGLang's, and the scheduler ended on it while the server started."""
+    namespace = flags.parse_engine(["--model-path", str(write(tmp_path / "model", LFM2)), "--device", "cpu", *NGRAM])
+    model = preflight.inspect_model(namespace)
+    with pytest.raises(ConfigError, match=r"on a GPU only.*drop it: --speculative-algorithm NGRAM"):
+        drafts.check(namespace, model, on_cpu=True)
+    drafts.check(namespace, model, on_cpu=False)

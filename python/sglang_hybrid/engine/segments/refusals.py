@@ -90,7 +90,7 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         raise _refusal("latent attention with an output gate was not tried", namespace.model_path)
     if latent and config.memory == "elastic":
         raise _refusal("latent KV (MLA) shares no budget with segments", "--hybrid-memory elastic")
-    other = {layer.kind for layer in spec.layers if layer.temporal_elements(1)} - _KINDS
+    other = {layer.kind for layer in spec.layers if layer.temporal_elements(1) or layer.conv_elements(1)} - _KINDS
     if other:
         raise _refusal(
             "states of gated delta rules, Kimi delta attention and Mamba-2 are composed, not those of",

@@ -45,6 +45,11 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         )
     if not model.is_recurrent:
         return
+    if on_cpu and algorithm and model.spec is not None and "conv" in model.spec.layer_counts:
+        raise ConfigError(
+            f"drafts of {model.architecture} are verified on a GPU only, by SGLang's convolution; drop it: "
+            f"--speculative-algorithm {namespace.speculative_algorithm}"
+        )
     if algorithm == "UNO":
         # Its target moves on by a token in the pass that drafts and by a run in the one that verifies; neither, or in
         # trees the second alone, reaches the recurrent states (0.5.21 and 0.5.23).
