@@ -32,8 +32,8 @@ class Index:
 
 
 @dataclass(frozen=True)
-class SparseAttention(Attention):
-    """Grouped-query attention over the tokens that `index` chooses (Qwen4-Exp)."""
+class _Indexed(Layer):
+    """What an index adds to the attention beside which it stands: it comes first among the bases."""
 
     index: Index = Index(0, 0, 1, 0, 0, 0)
 
@@ -43,7 +43,12 @@ class SparseAttention(Attention):
 
     @property
     def mixing_flops(self) -> float:
-        return 4.0 * self.heads * self.head_dim * self.index.chosen + self.index.pair_flops
+        return self.chosen_flops * self.index.chosen + self.pair_flops
+
+    @property
+    def chosen_flops(self) -> float:
+        """FLOPs of a query for each token that it reads."""
+        raise NotImplementedError
 
     @property
     def pair_flops(self) -> float:
@@ -55,30 +60,24 @@ class SparseAttention(Attention):
 
 
 @dataclass(frozen=True)
-class SparseLatentAttention(LatentAttention):
+class SparseAttention(_Indexed, Attention):
+    """Grouped-query attention over the tokens that `index` chooses (Qwen4-Exp)."""
+
+    @property
+    def chosen_flops(self) -> float:
+        return 4.0 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class SparseLatentAttention(_Indexed, LatentAttention):
     """Latent attention over the tokens that `index` chooses (DeepSeek-V3.2, GLM-5.3).
 
     It runs absorbed: a query is compared with the latent itself, which is key and value of all heads.
     """
 
-    index: Index = Index(0, 0, 1, 0, 0, 0)
-
     @property
-    def weights(self) -> int:
-        return super().weights + self.index.weights
-
-    @property
-    def mixing_flops(self) -> float:
-        absorbed = 2 * self.kv_rank + self.rope_dim
-        return 2.0 * self.heads * absorbed * self.index.chosen + self.index.pair_flops
-
-    @property
-    def pair_flops(self) -> float:
-        return self.index.pair_flops
-
-    @property
-    def index_bytes(self) -> int:
-        return self.index.bytes_per_token
+    def chosen_flops(self) -> float:
+        return 2.0 * self.heads * (2 * self.kv_rank + self.rope_dim)
 
     def with_pooled_index(self) -> "SparseLatentAttention":
         """The layer as SGLang 0.5.23 keeps it: a key for the tokens that share one, where 0.5.21 has room for each."""
