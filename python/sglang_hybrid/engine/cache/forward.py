@@ -12,7 +12,6 @@ SGLang's own copy (`kernels.roll`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -60,11 +59,14 @@ class _Source(IntEnum):
 
 @dataclass(frozen=True)
 class _Row:
-    """A state to be saved: its two numbers, and `at`, the tokens of the batch before it (the window ends there)."""
+    """A state to be saved: its two numbers, the row of its request, and the tokens before it, of the request in this
+    pass (`offset`) and of the batch (`at`, where the window ends)."""
 
     source: _Source
     first: int
     second: int
+    request: int
+    offset: int
     at: int
     checkpoint: Checkpoint
 
@@ -226,7 +228,7 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     metadata.has_mamba_track_mask = True
     checkpoints = tuple(row.checkpoint for row in rows)
     if others:
-        _further = Further(pools, *_places(pending, rows, slots.device), slots, checkpoints)
+        _further = Further(pools, *_places(rows, slots.device), slots, checkpoints)
         return
     for checkpoint in checkpoints:
         checkpoint.written = True
@@ -301,19 +303,16 @@ def _rows(pending: Pending, chunk: int, every: int, window: int, one_grid: bool)
             source, first, second = _Source.INSIDE, row, offset
         else:
             source, first, second = _Source.CHUNK, chunks[row] + offset // chunk, 0
-        found.append(_Row(source, first, second, at, checkpoint))
+        found.append(_Row(source, first, second, row, offset, at, checkpoint))
     return sorted(found, key=lambda row: row.source)
 
 
-def _places(pending: Pending, rows: Sequence[_Row], device: Any) -> Any:
+def _places(rows: Sequence[_Row], device: Any) -> Any:
     """Of each state its request's row, and the tokens of the request and of the batch before it; [3, n] int64."""
     import torch
 
-    begins = list(accumulate(pending.extend_lens, initial=0))
-    requests = [bisect_left(begins, row.at) - 1 for row in rows]
-    offsets = [row.at - begins[request] for request, row in zip(requests, rows, strict=True)]
-    host = torch.tensor([requests, offsets, [row.at for row in rows]], pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    places = [[row.request for row in rows], [row.offset for row in rows], [row.at for row in rows]]
+    return torch.tensor(places, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _send(rows: Sequence[_Row], window: int, starts: Sequence[int], device: Any) -> tuple[Any, Any]:
