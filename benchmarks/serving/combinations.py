@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.settings import SETTINGS, blamed, command, drawn, pairs
+from benchmarks.serving.settings import REFUSED, SETTINGS, blamed, command, drawn, pairs
 from benchmarks.serving.soak import COMPLAINTS, ENVIRONMENT, Question, Tally, be_rude, judge, questions
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server, ServerDied
@@ -57,17 +57,11 @@ def ask(client: Client, question: Question, rng: random.Random, priority: bool, 
         tally.unclean.append(f"{form}: {error!r} {text}")
         return
     for answer in got if isinstance(got, list) else [got]:
-        hit = answer["meta_info"]["cached_tokens"]
-        tally.add(answered=1, prompt_tokens=len(question.prompt), cached_tokens=hit)
-        if answer["output_ids"] == question.answer:
-            tally.add(equal=1)
-        else:
-            with tally.lock:
-                tally.different.append((question, answer["output_ids"]))
+        tally.answered(question, answer["output_ids"], answer["meta_info"]["cached_tokens"])
 
 
 def load(client: Client, pool: dict[str, list[Question]], chosen: dict[str, str], seed: int, tally: Tally) -> None:
-    """Ask everything once in an order that keeps the turns of a conversation apart, and a third of it once more."""
+    """Ask two thirds of it in an order that keeps the turns of a conversation apart, and a sixth anywhere, again."""
     rng = random.Random(seed)
     turns = pool["chat"]
     rest = [*pool["documents"], *pool["odd lengths"]]
@@ -113,10 +107,13 @@ def replayed(log: Path) -> str:
 
 
 def tried(
-    folder: Path, preset: str, chosen: dict[str, str], pool: dict[str, list[Question]], seed: int, keep: Path | None
+    folder: Path, chosen: dict[str, str], pool: dict[str, list[Question]], seed: int, keep: Path | None
 ) -> dict[str, Any]:
     """One server: counts, and `faults`, which is empty if all is as it should be."""
-    row: dict[str, Any] = {"preset": preset, "set": {k: v for k, v in chosen.items() if v != next(iter(SETTINGS[k]))}}
+    row: dict[str, Any] = {
+        "preset": chosen["preset"],
+        "set": {name: chosen[name] for name, values in SETTINGS.items() if chosen[name] != next(iter(values))},
+    }
     tally = Tally()
     faults: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -149,7 +146,7 @@ def tried(
         verdict = judged(tally, folder)
         faults += tally.unclean[:3] + [f"wrong answers: {verdict['wrong']}"] * bool(verdict["wrong"])
         if faults and keep is not None:
-            (keep / f"{preset}-{seed}.log").write_text(text)
+            (keep / f"{chosen['preset']}-{seed}.log").write_text(text)
     return {**row, **tally.counts, **verdict, "faults": faults}
 
 
@@ -173,7 +170,7 @@ def main() -> None:
         options.keep_logs.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     seen: set[tuple[Any, ...]] = set()
-    refused: list[set[tuple[str, str]]] = []
+    refused = list(REFUSED)
     with tempfile.TemporaryDirectory() as scratch:
         for number, preset in enumerate(options.preset):
             rng = random.Random(f"{options.seed} {preset}")
@@ -187,14 +184,14 @@ def main() -> None:
                 chosen = drawn(rng, preset, seen, refused)
                 begun = time.monotonic()
                 seed = 1000 * options.seed + 100 * number + len(rows)
-                row = tried(folder, preset, chosen, pool, seed, options.keep_logs)
+                row = tried(folder, chosen, pool, seed, options.keep_logs)
                 rows.append({**row, "s": round(time.monotonic() - begun, 1)})
                 print(rows[-1], flush=True)
                 if "refused" in row:
-                    refused.append(blamed(row["refused"], chosen, preset))
+                    refused.append(blamed(row["refused"], chosen))
                 else:
                     started += 1
-                seen |= pairs(chosen, preset)
+                seen |= pairs(chosen)
     total = Counter({"faults": sum(bool(row["faults"]) for row in rows), "servers": len(rows)})
     for row in rows:
         total.update({key: row.get(key, 0) for key in ("answered", "equal", "ties", "wrong")})

@@ -55,32 +55,32 @@ SETTINGS: dict[str, dict[str, Choice]] = {
     "interval": {"1": (), "4": ("--stream-interval", "4")},
 }  # fmt: skip
 
-_REFUSED = (
-    {"loop overlap", "strategy no_buffer"},
-    {"memory elastic", "policy lru"},
-    {"memory elastic", "mixed on"},
-    {"memory elastic", "sessions on"},
-    {"segments on", "mixed on"},
-    {"memory elastic", "strategy extra_buffer_lazy"},
-    {"memory elastic", "ranks attention"},
-    {"segments on", "ranks attention"},
-    {"log written", "ranks attention"},
+REFUSED = (
+    {"loop": "overlap", "strategy": "no_buffer"},
+    {"memory": "elastic", "policy": "lru"},
+    {"memory": "elastic", "mixed": "on"},
+    {"memory": "elastic", "sessions": "on"},
+    {"memory": "elastic", "strategy": "extra_buffer_lazy"},
+    {"memory": "elastic", "ranks": "attention"},
+    {"memory": "elastic", "preset": "conv"},
+    {"segments": "on", "mixed": "on"},
+    {"segments": "on", "ranks": "attention"},
+    {"segments": "on", "preset": "conv"},
+    {"log": "written", "ranks": "attention"},
+    {"host": "none", "storage": "file"},
 )
+"""Settings that go together nowhere; what is refused for other reasons is reported, and not drawn again."""
 
 
-def allowed(chosen: dict[str, str], preset: str) -> bool:
-    """Whether a server could start with it; what is refused for other reasons is reported."""
-    asked = {f"{name} {value}" for name, value in chosen.items()} | {preset}
-    page = int(chosen["page"])
+def allowed(chosen: dict[str, str]) -> bool:
+    """Whether a server could start with settings of which one has several values that exclude another."""
+    preset, page = chosen["preset"], int(chosen["page"])
     return not (
-        any(each <= asked for each in _REFUSED)
-        or (chosen["host"] == "none" and chosen["storage"] != "none")
-        or (chosen["host"] != "none" and chosen["memory"] == "elastic" and chosen["ranks"] != "1")
+        (chosen["host"] != "none" and chosen["memory"] == "elastic" and chosen["ranks"] != "1")
         or (chosen["host"] != "none" and chosen["segments"] == "on")
         or (chosen["drafts"] == "head" and preset != "mtp")
-        or (preset == "conv" and (chosen["drafts"], chosen["segments"], chosen["memory"]) != ("none", "off", "static"))
-        or (preset != "gdn" and preset != "mtp" and chosen["ranks"] == "attention")
-        or (chosen["drafts"] != "none" and chosen["sessions"] == "on")
+        or (chosen["drafts"] != "none" and (preset == "conv" or chosen["sessions"] == "on"))
+        or (preset not in ("gdn", "mtp") and chosen["ranks"] == "attention")
         or (chosen["drafts"] == "n-grams" and page > 1)
         or (chosen["strategy"] != "no_buffer" and (preset == "conv" or chosen["mixed"] == "on"))
         or (chosen["strategy"] == "no_buffer" and page > 1)
@@ -89,13 +89,11 @@ def allowed(chosen: dict[str, str], preset: str) -> bool:
     )
 
 
-def pairs(chosen: dict[str, str], preset: str) -> set[tuple[Any, ...]]:
-    return set(itertools.combinations(sorted({**chosen, "preset": preset}.items()), 2))
+def pairs(chosen: dict[str, str]) -> set[tuple[Any, ...]]:
+    return set(itertools.combinations(sorted(chosen.items()), 2))
 
 
-def drawn(
-    rng: random.Random, preset: str, seen: set[tuple[Any, ...]], refused: list[set[tuple[str, str]]]
-) -> dict[str, str]:
+def drawn(rng: random.Random, preset: str, seen: set[tuple[Any, ...]], refused: list[dict[str, str]]) -> dict[str, str]:
     """The one of fifty candidates that shows most pairs that no server had; none that holds a refused combination."""
     best: tuple[int, dict[str, str]] = (-1, {})
     for _ in range(50):
@@ -103,20 +101,23 @@ def drawn(
             chosen = {
                 name: next(iter(values)) if rng.random() < 0.5 else rng.choice(list(values))
                 for name, values in SETTINGS.items()
-            }
+            } | {"preset": preset}
             if preset == "conv" or rng.random() < 0.2:
                 chosen["strategy"] = "no_buffer"
-            items = set(chosen.items()) | {("preset", preset)}
-            if allowed(chosen, preset) and not any(each <= items for each in refused):
+            if allowed(chosen) and not any(each.items() <= chosen.items() for each in refused):
                 break
-        best = max(best, (len(pairs(chosen, preset) - seen), chosen), key=lambda pair: pair[0])
+        best = max(best, (len(pairs(chosen) - seen), chosen), key=lambda pair: pair[0])
     return best[1]
 
 
-def blamed(said: str, chosen: dict[str, str], preset: str) -> set[tuple[str, str]]:
+def blamed(said: str, chosen: dict[str, str]) -> dict[str, str]:
     """The settings whose flags a refusal names; all of them if it names none."""
-    named = {(name, value) for name, value in chosen.items() if any(word in said for word in SETTINGS[name][value][:1])}
-    return named or set(chosen.items()) | {("preset", preset)}
+    named = {
+        name: chosen[name]
+        for name, values in SETTINGS.items()
+        if any(word in said for word in values[chosen[name]][:1])
+    }
+    return named or chosen
 
 
 def command(chosen: dict[str, str], scratch: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -125,10 +126,10 @@ def command(chosen: dict[str, str], scratch: Path, port: int) -> tuple[list[str]
     environment = dict(ENVIRONMENT, SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=str(scratch / "storage"))
     if chosen["ranks"] != "1":
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
-    for name, value in chosen.items():
+    for name, values in SETTINGS.items():
         if chosen["memory"] == "elastic" and name in ("states", "tokens"):
             continue
-        for word in SETTINGS[name][value]:
+        for word in values[chosen[name]]:
             if re.fullmatch(r"[A-Z_]+=\w+", word):
                 variable, _, is_set = word.partition("=")
                 environment[variable] = is_set

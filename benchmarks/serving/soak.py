@@ -71,6 +71,16 @@ class Tally:
         with self.lock:
             self.counts.update(counts)
 
+    def answered(self, question: Question, output: list[int], hit: int) -> None:
+        """Count an answer, and keep it if it is not the one of the server without a cache."""
+        equal = output == question.answer
+        self.add(
+            answered=1, prompt_tokens=len(question.prompt), cached_tokens=hit, output_tokens=len(output), equal=equal
+        )
+        if not equal:
+            with self.lock:
+                self.different.append((question, output))
+
 
 def questions(client: Client, seed: int) -> dict[str, list[Question]]:
     """The set, answered by a server without a cache; turns of conversations contain its answers."""
@@ -109,12 +119,7 @@ def ask(client: Client, question: Question, tally: Tally) -> None:
         tally.add(lost=1)
         tally.unclean.append(f"{type(error).__name__}: {error}")
         return
-    tally.add(answered=1, prompt_tokens=len(question.prompt), cached_tokens=hit, output_tokens=len(output))
-    if output == question.answer:
-        tally.add(equal=1)
-    else:
-        with tally.lock:
-            tally.different.append((question, output))
+    tally.answered(question, output, hit)
 
 
 def be_rude(client: Client, stop: threading.Event, seed: int, tally: Tally) -> None:
