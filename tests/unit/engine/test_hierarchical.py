@@ -12,6 +12,8 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.presets import PUBLISHED
+from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import checks, copies
 from sglang_hybrid.engine.launch import arguments, flags, preflight
@@ -80,6 +82,29 @@ def test_a_model_of_which_a_part_stays_on_the_device_is_refused(
         checks.check(namespace, model, False)
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
     checks.check(namespace, model, False)
+
+
+def test_a_storage_with_one_state_for_all_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of Kimi-Linear would go on from the state of rank 0 (SGLang's `nixl` before 0.5.23, `hf3fs`)."""
+    kimi = preflight.Model("kimi", QWEN3_NEXT, from_config(PUBLISHED["kimi-linear-48b-a3b"]))
+    qwen = preflight.Model("qwen", QWEN3_NEXT, from_config(PUBLISHED["qwen3-next-80b-a3b"]))
+
+    def check(model: preflight.Model, *more: str) -> None:
+        rest = ["--model-path", "kimi", "--enable-hierarchical-cache", "--hicache-mem-layout", "page_first", *more]
+        namespace = flags.parse_engine(rest)
+        namespace.radix_cache_backend = None
+        checks.check(namespace, model, False)
+
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.21")
+    for storage in ("nixl", "hf3fs"):
+        with pytest.raises(ConfigError, match=f"that of rank 0; choose file or mooncake: .*{storage}"):
+            check(kimi, "--hicache-storage-backend", storage, "--tp-size", "2")
+        check(kimi, "--hicache-storage-backend", storage)
+        check(qwen, "--hicache-storage-backend", storage, "--tp-size", "2")
+    check(kimi, "--hicache-storage-backend", "mooncake", "--tp-size", "2")
+    check(kimi, "--hicache-storage-backend", "nixl", "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+    monkeypatch.setattr(compat, "engine_version", lambda: "0.5.23")
+    check(kimi, "--hicache-storage-backend", "nixl", "--tp-size", "2")
 
 
 @since("0.5.23", "host pools of an index and of what lies beside the states")

@@ -26,6 +26,7 @@ pytestmark = [
 @dataclass
 class Config:
     model_name: str | None
+    is_mla_model: bool = False
 
 
 class Broken:
@@ -45,10 +46,23 @@ def weights_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(looks.ENVIRONMENT_KEY, "server")
 
 
-def controller(dtype: str = "float32", layout: str = "page_first", backend: Any = None) -> Any:
-    host = SimpleNamespace(dtype=dtype, layout=layout, size_per_token=64)
-    entries = [SimpleNamespace(name="kv", host_pool=host)]
-    return SimpleNamespace(mem_pool_host=SimpleNamespace(entries=entries), storage_backend=backend)
+def controller(
+    dtype: str = "float32", layout: str = "page_first", backend: Any = None, kv: str = "float32", pools: str = "kv"
+) -> Any:
+    host = SimpleNamespace(dtype=dtype, layout=layout, size_per_token=64, device_pool=SimpleNamespace(dtype=kv))
+    entries = [SimpleNamespace(name=pool, host_pool=host) for pool in pools.split()]
+    group = SimpleNamespace(entries=entries)
+    return SimpleNamespace(mem_pool_host=group, storage_backend=backend, storage_backend_type="file")
+
+
+def files(folder: Path, **extra: Any) -> Any:
+    """A guarded folder of files, of rank 0 of 1."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+
+    config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m", extra_config=extra)
+    made = controller(backend=HiCacheFile(config, str(folder)))
+    storage.guard(None, made)
+    return made.storage_backend
 
 
 def name(of: Any) -> str:
@@ -63,6 +77,7 @@ def test_entries_are_those_of_the_same_weights_types_and_layout(monkeypatch: pyt
     assert name(controller()) == mine
     assert name(controller(dtype="bfloat16")) != mine
     assert name(controller(layout="page_first_direct")) != mine
+    assert name(controller(kv="float8_e5m2")) != mine, "its bytes are of one type with those of float8_e4m3fn"
     alone = SimpleNamespace(mem_pool_host=controller().mem_pool_host.entries[0].host_pool)
     assert name(alone) == mine, "a pool that is in no group"
     monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "bb")
@@ -104,13 +119,8 @@ def test_a_failure_is_a_miss_and_is_said_once_in_a_while(caplog: pytest.LogCaptu
 @pytest.mark.parametrize("remembered", [False, True])
 def test_a_file_that_was_cut_is_written_again(tmp_path: Path, remembered: bool) -> None:
     """SGLang writes no file that is there: the prefix behind it would miss for ever."""
-    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
-
-    config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m", extra_config={"metadata_ttl": 600})
-    config.extra_config["enable_metadata_cache"] = remembered
-    backend = HiCacheFile(config, str(tmp_path / "kept"))
-    storage.guard(None, made := controller(backend=backend))
-    page, room, asked = torch.arange(8.0), torch.zeros(8), made.storage_backend
+    asked = files(tmp_path / "kept", metadata_ttl=600, enable_metadata_cache=remembered)
+    page, room = torch.arange(8.0), torch.zeros(8)
     assert asked.set("a", page)
     [file] = (tmp_path / "kept").glob("*.bin")
     file.write_bytes(file.read_bytes()[:5])
@@ -120,12 +130,42 @@ def test_a_file_that_was_cut_is_written_again(tmp_path: Path, remembered: bool) 
     assert torch.equal(asked.get("a", room), page)
 
 
-def test_a_file_that_could_not_be_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "another page", "another server's"])
+def test_a_file_of_the_right_size_with_other_content_is_removed(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang reads whatever lies under the name: KV and states that are not those of the prompt, wrong answers."""
+    asked, room = files(tmp_path), torch.full((2, 4), 7, dtype=torch.bfloat16)
+    page = torch.arange(8, dtype=torch.bfloat16).reshape(2, 4)
+    assert asked.set("a", page)
+    assert asked.set("b", page)
+    [file], [other] = tmp_path.glob("a_*"), tmp_path.glob("b_*")
+    content = bytearray(file.read_bytes())
+    content[3] ^= 16
+    file.write_bytes({"a bit": bytes(content), "zeros": bytes(len(content))}.get(damage, other.read_bytes()))
+    if damage == "another server's":
+        file = file.rename(str(file).replace("_m_", "_n_"))
+        asked._get_suffixed_key = lambda key: f"{key}_n_0_1"
+    with caplog.at_level(logging.ERROR):
+        assert asked.get("a", room) is None
+    assert f"damaged file, which was removed, and its tokens are computed: {file}" in caplog.text
+    assert torch.equal(room, torch.full_like(room, 7)), "nothing of it is left behind"
+    assert asked.set("a", page)
+    assert torch.equal(asked.get("a", room), page)
 
-    backend = HiCacheFile(HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m"), str(tmp_path / "kept"))
-    storage.guard(None, made := controller(backend=backend))
-    asked = made.storage_backend
+
+def test_ranks_share_no_state_where_they_share_the_latents() -> None:
+    """Before 0.5.23 SGLang has one file for the states of all ranks: each would go on from those of rank 0."""
+    told = storage.name(Config("kimi", is_mla_model=True), controller(pools="kv mamba"))
+    assert told.is_mla_model is compat.at_least("0.5.23")
+    assert storage.name(Config("deepseek", is_mla_model=True), controller(pools="kv")).is_mla_model
+    elsewhere = controller(pools="kv mamba")
+    elsewhere.storage_backend_type = "mooncake"
+    assert storage.name(Config("kimi", is_mla_model=True), elsewhere).is_mla_model, "it names the rank itself"
+
+
+def test_a_file_that_could_not_be_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = files(tmp_path / "kept")
     assert asked.set("a", torch.arange(8.0))
     with monkeypatch.context() as patched:
         patched.setattr("builtins.open", Broken().fail)
@@ -142,15 +182,13 @@ def test_a_full_disk_is_said_once_in_a_while(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    config = theirs.HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "m")
-    backend = theirs.HiCacheFile(config, str(tmp_path / "kept"))
-    storage.guard(None, made := controller(backend=backend))
+    asked = files(tmp_path / "kept")
     monkeypatch.setattr(theirs.os, "replace", full)
     with caplog.at_level(logging.INFO):
         theirs.logger.info("what else it says")
         for page in range(20):
-            assert made.storage_backend.set(f"page {page}", torch.arange(8.0)) is False
-            assert made.storage_backend.get(f"page {page}", torch.zeros(8)) is None
+            assert asked.set(f"page {page}", torch.arange(8.0)) is False
+            assert asked.get(f"page {page}", torch.zeros(8)) is None
     first, said = [record.getMessage() for record in caplog.records]
     assert first == "what else it says"
     assert "page 0: [Errno 28] No space left" in said

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
+from sglang_hybrid.engine.launch.flags import attention_groups
 from sglang_hybrid.engine.launch.preflight import Model
 
 _FOLDER, _USUAL = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/tmp/hicache"
@@ -21,6 +23,9 @@ _LEFT_BEHIND = {
     "Glm5NextForConditionalGeneration": "the index of its attention",
 }
 """What of a model SGLang copies to no host pool before 0.5.23 (sgl-project/sglang#39862, #38031)."""
+
+_STATES_OF_RANK_0 = {"hf3fs": "", "nixl": "0.5.23"}
+"""Storages that keep one state for all ranks of a model with latent attention, and the version that mended it."""
 
 
 def check(namespace: Any, model: Model, on_cpu: bool) -> None:
@@ -62,6 +67,18 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         raise _refusal(
             f"recurrent states lie page by page; choose one of {', '.join(_PAGED)}",
             f"--hicache-mem-layout {namespace.hicache_mem_layout}",
+        )
+    storage, mended = namespace.hicache_storage_backend, _STATES_OF_RANK_0.get(namespace.hicache_storage_backend)
+    if (
+        mended is not None
+        and not (mended and compat.at_least(mended))
+        and int(namespace.tp_size or 1) > attention_groups(namespace)
+        and any(isinstance(layer, LatentAttention) for layer in model.spec.layers)
+    ):
+        raise _refusal(
+            f"SGLang {compat.engine_version()} keeps one state there for all ranks of a model with latent attention: "
+            "each would go on from that of rank 0; choose file or mooncake",
+            f"--hicache-storage-backend {storage}",
         )
     if getattr(namespace, "radix_cache_backend", None) is not None:
         require_version()

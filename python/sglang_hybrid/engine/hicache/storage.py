@@ -2,7 +2,7 @@
 
 SGLang files them under the name of the model, and a storage that fails ends the thread that asked it: every request
 that waits for it then waits for ever. Here they are filed under what makes them usable, the weights are those of the
-start, and what fails is a miss.
+start, and what fails is a miss. A file ends in a checksum of its name and content; one that has another is damaged.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.looks import ENVIRONMENT_KEY as SERVER
 from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+    from torch import Tensor
 
 SAID_EVERY_S = 10.0
+CHECKSUM_BYTES = 4
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +73,25 @@ def name(config: Any, controller: Any, *_: Any, **__: Any) -> Any:
     held = controller.mem_pool_host  # of a pair's server that decodes, or without recurrent states, one pool
     pools = [(str(entry.name), entry.host_pool) for entry in getattr(held, "entries", ())] or [("kv", held)]
     kinds = ("dtype", "conv_dtype", "temporal_dtype", "layout", "size_per_token")
-    shapes = sorted((pool, *(str(getattr(host, kind, None)) for kind in kinds)) for pool, host in pools)
+    shapes = sorted((pool, *(str(getattr(host, kind, None)) for kind in kinds), _read_as(host)) for pool, host in pools)
     known = [os.environ.get(FINGERPRINT), shapes]
     if _updates:  # nobody else has such weights, as far as anybody knows
         known += [os.environ.get(SERVER), _updates]
     told = sha256(json.dumps(known).encode()).hexdigest()[:16]
-    return dataclasses.replace(config, model_name=f"{config.model_name or 'model'}@{told}")
+    named = dataclasses.replace(config, model_name=f"{config.model_name or 'model'}@{told}")
+    if config.is_mla_model and _one_file_for_all_ranks(controller) and any(pool == "mamba" for pool, _ in pools):
+        return dataclasses.replace(named, is_mla_model=False)  # each rank files what it has, the same latents too
+    return named
+
+
+def _read_as(host: Any) -> str:
+    """The type that KV is computed with; a pool calls both kinds of FP8 bytes."""
+    return str(getattr(getattr(host, "device_pool", None), "dtype", None))
+
+
+def _one_file_for_all_ranks(controller: Any) -> bool:
+    """Before 0.5.23 a folder of files keeps one state for all ranks of a model with latent attention: rank 0's."""
+    return controller.storage_backend_type == "file" and not compat.at_least("0.5.23")
 
 
 def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
@@ -87,30 +104,54 @@ def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
     if isinstance(storage, HiCacheFile):
-        storage.get = _removing(storage, storage.get)
+        storage.set, storage.get = _sealing(storage, storage.set), _opening(storage, storage.get, failures)
         _quiet.failures = failures
         logging.getLogger(HiCacheFile.__module__).addFilter(_quiet)  # once, however often one is attached
 
 
-def _removing(storage: HiCacheFile, get: Callable[..., Any]) -> Callable[..., Any]:
-    """`get` of a folder of files that removes files of another size: those that are there are never written again."""
+def _checksum(storage: HiCacheFile, key: str, content: Tensor) -> bytes:
+    """Of the name too: what lies under another name is not what was asked for."""
+    told = zlib.crc32(content.numpy(), zlib.crc32(storage._get_suffixed_key(key).encode()))
+    return told.to_bytes(CHECKSUM_BYTES, "little")
 
-    def removing(key: str, target_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = get(key, target_location, *args, **kwargs)
-        if found is None and target_location is not None:
-            suffixed = storage._get_suffixed_key(key)
-            file, size = Path(storage.file_path, f"{suffixed}.bin"), target_location.nbytes
-            try:
-                if file.stat().st_size == size:  # no damage: too many open files, or removed and written meanwhile
-                    return None
-                file.unlink()
-            except OSError:
-                return None
-            if storage.metadata_cache is not None:
-                storage.metadata_cache.remove(suffixed)
-        return found
 
-    return removing
+def _sealing(storage: HiCacheFile, write: Callable[..., Any]) -> Callable[..., Any]:
+    """`set` of a folder of files that puts a checksum behind the content."""
+    import torch
+
+    def sealing(key: str, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        content = value.contiguous().view(torch.uint8).reshape(-1)
+        seal = torch.frombuffer(bytearray(_checksum(storage, key, content)), dtype=torch.uint8)
+        return write(key, torch.cat([content, seal]), *args, **kwargs)
+
+    return sealing
+
+
+def _opening(storage: HiCacheFile, read: Callable[..., Any], failures: _Failures) -> Callable[..., Any]:
+    """`get` of a folder of files that removes damaged ones: those that are there are never written again."""
+    import torch
+
+    def opening(key: str, target_location: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sealed = torch.empty(target_location.nbytes + CHECKSUM_BYTES, dtype=torch.uint8)
+        found = read(key, sealed, *args, **kwargs)
+        content, seal = sealed[:-CHECKSUM_BYTES], sealed[-CHECKSUM_BYTES:]
+        if found is not None and seal.numpy().tobytes() == _checksum(storage, key, content):
+            target_location.view(torch.uint8).reshape(-1).copy_(content)
+            return target_location
+        suffixed = storage._get_suffixed_key(key)
+        file = Path(storage.file_path, f"{suffixed}.bin")
+        try:
+            if found is None and file.stat().st_size == sealed.nbytes:
+                return None  # no damage: too many open files, or removed and written meanwhile
+            file.unlink()
+        except OSError:
+            return None
+        failures.say(f"gave a damaged file, which was removed, and its tokens are computed: {file}")
+        if storage.metadata_cache is not None:
+            storage.metadata_cache.remove(suffixed)
+        return None
+
+    return opening
 
 
 def _guarded(
