@@ -20,7 +20,7 @@ EVENTS = MappingProxyType(
         "states_evicted": "states that left the device",
         "match_given_up": "matches that were dropped for want of a slot for the request's copy of the state",
         "waited_for_states": "times a request gave its slot back and went on waiting",
-        "sessions_dropped": "streaming sessions that gave up what they kept, for a request that nothing else let run",
+        "sessions_dropped": "streaming sessions that gave up what they kept, for a request that waited for memory",
         "restore_given_up": "matches in host memory that were dropped for want of device memory",
         "bad_segments": "requests whose segments could not be read, and were served as plain text",
         "segments_lost": "marks of segments that became plain text: the prompt has nothing of them, or special tokens",

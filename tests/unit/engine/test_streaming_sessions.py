@@ -15,7 +15,7 @@ class Scheduler:
 
     def __init__(self, known: dict[str, tuple[bool, float]], waiting: tuple[str | None, ...] = ()) -> None:
         made = {
-            name: SimpleNamespace(session_id=name, streaming=True, _inflight=runs, last_active_time=at)
+            name: SimpleNamespace(session_id=name, streaming=True, _inflight=runs, last_active_time=at, timeout=None)
             for name, (runs, at) in known.items()
         }
         self.session_controller = SimpleNamespace(sessions=made)
@@ -32,12 +32,13 @@ class Scheduler:
 
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = SimpleNamespace(starved=True, account=SimpleNamespace(event=lambda _: None))
+    made = SimpleNamespace(starved=True, account=SimpleNamespace(event=lambda _: None), at_s=0.0)
+    made.now = lambda: made.at_s
     monkeypatch.setattr(sessions, "coordinator_of", lambda _: made)
     return made
 
 
-NOBODY, SOMEBODY = (SimpleNamespace(is_empty=lambda empty=empty: empty) for empty in (True, False))
+NOBODY, SOMEBODY = (SimpleNamespace(is_empty=lambda empty=empty: empty, batch_is_full=False) for empty in (True, False))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,31 @@ def test_nobody_gives_up_while_anything_goes_on(coordinator: Any, starved: bool,
     coordinator.starved, scheduler = starved, Scheduler({"a": (False, 1.0)})
     assert sessions.relieve(result, scheduler) == result
     assert scheduler.released == []
+
+
+def test_sessions_that_nobody_comes_back_to_make_way_for_those_that_wait_beside_others(coordinator: Any) -> None:
+    """Each keeps a row, KV and a state: with all but one row kept, requests would run one after the other for ever."""
+    coordinator.starved = False
+    known = {"a": (False, 3.0), "b": (False, 2.0), "runs": (True, 0.0), "bounded": (False, 1.0)}
+    scheduler, full = Scheduler(known, (None,)), SimpleNamespace(is_empty=lambda: False, batch_is_full=True)
+    scheduler.session_controller.sessions["bounded"].timeout = 600.0
+
+    def relieved(at_s: float) -> list[str]:
+        coordinator.at_s, full.batch_is_full = at_s, True
+        sessions.relieve((None, full), scheduler)
+        released, scheduler.released[:] = list(scheduler.released), []
+        assert full.batch_is_full is not bool(released), "whoever waits is asked again"
+        for name in released:
+            del scheduler.tree_cache.session.slots[name]
+        return released
+
+    assert relieved(0.0) == []
+    assert relieved(59.0) == []
+    scheduler.session_controller.sessions["a"].last_active_time = 4.0  # a turn, and idle again
+    assert [relieved(at_s) for at_s in (61.0, 62.0, 120.0, 122.0, 999.0)] == [["b"], [], [], ["a"], []]
+    scheduler.waiting_queue.clear()
+    scheduler.tree_cache.session.slots["b"] = None
+    assert relieved(2000.0) == [], "nobody waits"
 
 
 @pytest.mark.parametrize(("admits", "others", "starved"), [(False, [], True), (False, ["x"], False), (True, [], False)])

@@ -13,32 +13,52 @@ from sglang_hybrid.engine.cache.requests import streams
 
 logger = logging.getLogger(__name__)
 
+IDLE_S = 60.0
+"""How long a session without a timeout keeps its memory from requests that wait, while others run."""
+
 
 def relieve(result: tuple[Any, Any], scheduler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """AFTER hook of Scheduler._get_new_batch_prefill_raw: one session gives up its KV and state if a request waits for
-    memory and nobody runs, which no request would ever end.
+    """AFTER hook of Scheduler._get_new_batch_prefill_raw: one session gives up its row, KV and state if a request waits
+    for memory and nobody runs, which no request would ever end. While others run, one that nobody seems to come back to
+    does: otherwise they would take ever more of what requests run in.
 
     SGLang keeps them until the session is closed. Its next turn computes its whole history, as after a turn that was
     aborted. Every rank has the same sessions and requests, in the same order.
     """
     coordinator = coordinator_of(scheduler.tree_cache)
     batch, running = result
-    if coordinator is None or not coordinator.starved or batch is not None or not running.is_empty():
+    if coordinator is None:
         return result
-    coordinator.starved = False
-    name = _longest_idle(scheduler) or _last_waiting(scheduler)
+    name = None
+    if coordinator.starved and batch is None and running.is_empty():
+        coordinator.starved = False
+        name = _longest_idle(scheduler) or _last_waiting(scheduler)
+    elif running.batch_is_full and scheduler.waiting_queue:
+        name = _longest_idle(scheduler, coordinator.now())
     if name is not None:
         scheduler.tree_cache.release_session(name)
+        running.batch_is_full = False  # whoever waits is asked again
         coordinator.account.event("sessions_dropped")
-        logger.warning("a request waits for memory and nobody runs: a streaming session gave up what it kept")
+        logger.warning("a request waits for memory: an idle streaming session gave up what it kept")
     return result
 
 
-def _longest_idle(scheduler: Any) -> str | None:
-    """The session whose last turn came first, of those with memory and no turn under way."""
+def _longest_idle(scheduler: Any, now: float | None = None) -> str | None:
+    """The session whose last turn came first, of those with memory and no turn under way; with `now`, in seconds, of
+    those without a timeout that were asked for their memory `IDLE_S` ago and had no turn since."""
     held, sessions = scheduler.tree_cache.session.slots, scheduler.session_controller.sessions
     idle = [name for name, session in sessions.items() if name in held and not session._inflight]
+    if now is not None:
+        idle = [name for name in idle if sessions[name].timeout is None and _asked_for_s(sessions[name], now) > IDLE_S]
     return min(idle, key=lambda name: sessions[name].last_active_time, default=None)
+
+
+def _asked_for_s(session: Any, now: float) -> float:
+    """Seconds since the idle `session` was first asked for its memory behind its last turn."""
+    turn, since_s = getattr(session, "hybrid_asked", (None, now))
+    if turn != session.last_active_time:
+        turn, since_s = session.hybrid_asked = (session.last_active_time, now)
+    return float(now - since_s)
 
 
 def _last_waiting(scheduler: Any) -> str | None:
