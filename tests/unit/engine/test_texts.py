@@ -140,7 +140,21 @@ def test_a_tokenizer_that_knows_no_longest_text_has_the_context(longest: int, to
         return SimpleNamespace(tokens=[5], max_model_len=longest)
 
     asked = Asked(model_extra={}, messages=None)
-    assert asyncio.run(pages.tokenize(original, serving, None, asked, asked)).max_model_len == told
+    answer = asyncio.run(pages.tokenize(original, serving, None, asked, asked))
+    assert json.loads(answer.body)["max_model_len"] == told
+
+
+@pytest.mark.parametrize("tokens", [[5, 6], [[5], [6, 7]]])
+def test_tokens_are_written_by_us_as_fastapi_would(tokens: list[Any]) -> None:
+    """FastAPI looks at each number: millions of tokens took seconds in the event loop."""
+    from fastapi.encoders import jsonable_encoder
+    from sglang.srt.entrypoints.openai.protocol import TokenizeResponse
+
+    answer = TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=2048)
+    written = pages._written(answer, None)
+    assert written.headers["content-type"] == "application/json"
+    assert json.loads(written.body) == jsonable_encoder(answer)
+    assert pages._written(refusal := SimpleNamespace(body=b"{}"), None) is refusal
 
 
 def test_what_is_wrong_with_a_long_text_is_said() -> None:

@@ -30,7 +30,7 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
         answer = original(serving, adapted, request, raw_request)
         if is_long and request.messages is None:
             answer = texts.beside(partial(texts.finish, answer))
-        return _with_length(await answer, serving)
+        return await texts.beside_if(is_long, partial(_written, await answer, serving))
     from fastapi.responses import JSONResponse
 
     if not isinstance(asked, dict) or not isinstance(body := asked.get("body"), dict):
@@ -51,12 +51,20 @@ async def tokenize(original: Callable[..., Any], serving: Any, adapted: Any, req
     return JSONResponse({"tokens": [], "count": len(ids), "names": names})
 
 
-def _with_length(answer: Any, serving: Any) -> Any:
-    """`answer` with the context for a longest text beyond 64 bits, which 0.5.17 cannot write: 500 for tokenizers that
-    know none."""
-    if (getattr(answer, "max_model_len", None) or 0) >= 2**64:
+def _written(answer: Any, serving: Any) -> Any:
+    """`answer` as JSON, which FastAPI makes of each number by itself: two seconds for a million tokens, and nobody is
+    answered meanwhile.
+
+    It has the context for a longest text beyond 64 bits, which 0.5.17 cannot write: 500 for tokenizers that know none.
+    """
+    if getattr(answer, "max_model_len", None) is None:
+        return answer  # it says what is wrong with the question
+    import orjson
+    from fastapi.responses import Response
+
+    if answer.max_model_len >= 2**64:
         answer.max_model_len = serving.tokenizer_manager.model_config.context_len
-    return answer
+    return Response(orjson.dumps(vars(answer)), media_type="application/json")
 
 
 def _ids(serving: Any, endpoint: str, body: dict[str, Any], state: Any) -> list[int]:
