@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "transfer-encoding",
     "upgrade", "host", "content-length",
 }  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Part(NamedTuple):
@@ -89,7 +91,7 @@ class Answers:
     async def forward(self, request: web.Request, worker: Worker, begun: Begun) -> web.StreamResponse:
         """The rest of an answer, to the client; when it breaks off, it does so for the client too."""
         answer, response = begun.answer, web.StreamResponse()
-        response.set_status(answer.status, answer.reason)
+        response.set_status(answer.status)  # its phrase may have characters that end the answer, and nobody reads it
         response.headers.update(forwarded(answer.headers))
         response.content_length = answer.content_length
         try:
@@ -139,9 +141,9 @@ async def until_gone(worker: Worker) -> AsyncIterator[None]:
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those that are not between two neighbours."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP | named}
+    """Those that are not between two neighbours, without control characters, on which aiohttp would end the answer."""
+    between = _HOP | {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    return {name: _CONTROL.sub("", value) for name, value in headers.items() if name.lower() not in between}
 
 
 def problem(status: int, message: str) -> web.Response:

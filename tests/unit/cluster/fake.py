@@ -27,7 +27,8 @@ PAGE = 4
 
 
 class FakeWorker:
-    """Remembers every request. `behave` is what it does with the next ones: answer, busy, die, stream, cut, hang."""
+    """Remembers every request. `behave` is what it does with the next ones: answer, busy, die, stream, cut, hang; or
+    what it answers, from `HTTP/` on."""
 
     def __init__(
         self, model: str = "m", page: int = PAGE, handler_cancellation: bool = False, server_name: str = "", **info: Any
@@ -118,6 +119,10 @@ class FakeWorker:
             return web.json_response({"error": "queue is full"}, status=503)
         if self.behave == "die":
             assert request.transport is not None
+            request.transport.close()
+        if self.behave.startswith("HTTP/"):
+            assert request.transport is not None
+            request.transport.write(self.behave.encode("latin-1"))
             request.transport.close()
         if self.behave in ("400", "500"):
             return web.json_response({"error": f"{self.behave} of {self.url}"}, status=int(self.behave))

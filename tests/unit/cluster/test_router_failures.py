@@ -69,6 +69,20 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("head", ["200 O\x07K\r\n", "200 O\0K\r\nX-Said: a\tb\r\n", "200 OK\r\nX-Said: a\t\x07b\r\n"])
+def test_control_characters_of_a_worker_cost_nobody_the_answer(head: str) -> None:
+    """aiohttp reads them and writes none: the client was answered 500."""
+
+    async def run() -> None:
+        one = FakeWorker()
+        one.behave = f"HTTP/1.1 {head}Content-Length: 2\r\n\r\n{{}}"
+        async with cluster(one) as (url, client, _), client.post(url + "/generate", json={"text": "a"}) as answer:
+            assert (answer.status, answer.reason, await answer.json(content_type=None)) == (200, "OK", {})
+            assert answer.headers.get("X-Said") == ("a\tb" if "X-Said" in head else None)
+
+    asyncio.run(run())
+
+
 def test_a_client_that_hangs_up_is_told_to_the_worker() -> None:
     async def run() -> None:
         one = FakeWorker(handler_cancellation=True)
