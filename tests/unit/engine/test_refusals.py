@@ -47,6 +47,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--grpc-port 6000", "would end this server; unset SGLANG_GRPC_PORT or drop: --grpc-port 6000"),
         ("--dcp-size 2 --tp-size 2", "drop it or add --hybrid-backend stock: --dcp-size 2"),
         ("--enable-prefill-delayer", "add --hybrid-cpu-event-loop overlap: --enable-prefill-delayer"),
+        ("--dllm-algorithm LowConfidence", "one token after the other; drop: --dllm-algorithm LowConfidence"),
         ("--enable-pdmux", "would end at the first request; drop: --enable-pdmux"),
         ("--enable-two-batch-overlap --moe-a2a-backend deepep", "--disable-radix-cache: --enable-two-batch-overlap"),
         ("--enable-two-batch-overlap --moe-a2a-backend deepep --disable-radix-cache", ""),

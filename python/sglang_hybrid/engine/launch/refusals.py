@@ -72,6 +72,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_order(asked, config, model)
     _check_context_parallel(namespace, config, model)
     _check_multiplexed(namespace, model)
+    _check_diffusion(namespace, model)
     _check_halves(namespace, config, model)
     _check_detokenizers(namespace)
     _check_actors(namespace)
@@ -218,6 +219,16 @@ def _check_multiplexed(namespace: Any, model: Model) -> None:
         raise ConfigError(
             f"SGLang cannot run the layers of {model.architecture} a few at a time, and its scheduler would end at the "
             "first request; drop: --enable-pdmux"
+        )
+
+
+def _check_diffusion(namespace: Any, model: Model) -> None:
+    """The start would end in a traceback: SGLang knows how a few models diffuse, none of them with states."""
+    algorithm = getattr(namespace, "dllm_algorithm", None)
+    if algorithm is not None and model.is_recurrent:
+        raise ConfigError(
+            f"{model.architecture} is no diffusion model, it says one token after the other; drop: "
+            f"--dllm-algorithm {algorithm}"
         )
 
 
