@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 
 _PR_SET_PDEATHSIG = 1
 _FILES = 65_535  # as SGLang
@@ -63,6 +64,26 @@ def allow_files() -> int:
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
+
+
+def room_for_threads(wanted: int) -> int:
+    """How many threads of `wanted` this process can start now, by starting them; it may have all that it may have.
+
+    The kernel counts processes and threads alike, those of the same user elsewhere too, and spares root.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    over, started = threading.Event(), list[threading.Thread]()
+    with contextlib.suppress(RuntimeError):
+        while len(started) < wanted:
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    over.set()
+    for thread in started:
+        thread.join()
+    return len(started)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from sglang_hybrid.core import process
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import limits
+from sglang_hybrid.engine.launch import early, limits
 from tests.unit.engine.test_early import LAUNCH
 
 
@@ -36,6 +37,26 @@ def test_too_few_files_are_said_before_anything_is_imported() -> None:
     assert done.stderr.startswith("error: a server opens more files than may be open here, at least 128")
     assert done.stderr.endswith(": 64\n")
     assert done.stdout == "2 []\n"
+
+
+def test_too_few_threads_are_said_with_the_limits_that_give_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start ended in the middle, with "Resource temporarily unavailable" or a hint at memory."""
+    start, before, left = threading.Thread.start, threading.active_count(), [25]
+
+    def limited(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(ConfigError, match=r"ulimit -Hu, TasksMax= of systemd, .*: 25$"):
+        limits.check(early.read([]))
+    assert threading.active_count() == before, "those that were tried have ended"
+    left[0] = 1000
+    limits.check(early.read([]))
+    left[0] = 0
+    limits.check(None)  # nothing is started
 
 
 @pytest.mark.parametrize(("soft", "hard", "most"), [(64, 1000, 1000), (300, 300, 300)])

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.core.process import allow_files
+from sglang_hybrid.core.process import allow_files, room_for_threads
 
 FILES = 128
 """A scheduler has 76 open on a CPU; each connection of a client is one more, in the HTTP process."""
+
+THREADS = 64
+"""Of all processes of a server on one core; libraries start one more for each further core, in each of them."""
 
 SHARED = Path("/dev/shm")
 SHARED_BYTES = 1 << 20
@@ -19,7 +22,7 @@ RING_BYTES = 32 << 20
 
 
 def check(seen: Any | None) -> None:
-    """Raise ConfigError for fewer open files or less shared memory than a start takes.
+    """Raise ConfigError for fewer open files, threads or less shared memory than a start takes.
 
     `seen` is what early.read found, None where nothing is started. SGLang asks for 65,535 files; where that is more
     than may be had it leaves what there is, usually 1,024.
@@ -28,6 +31,11 @@ def check(seen: Any | None) -> None:
     if said := too_few(most):
         raise ConfigError(f"{said}: {most}")
     if seen is not None:
+        if (room := room_for_threads(THREADS)) < THREADS:
+            raise ConfigError(
+                f"a server has more processes and threads than may be started here, {THREADS} at least; raise a limit "
+                f"(ulimit -Hu, TasksMax= of systemd, docker run --pids-limit, podPidsLimit of a kubelet): {room}"
+            )
         check_shared_memory(SHARED_BYTES if seen.tp_size * seen.pp_size == 1 else RING_BYTES)
 
 
