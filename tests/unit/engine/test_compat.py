@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,26 @@ def test_a_hook_that_did_not_take_stops_the_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registration, "_required", ["sglang.srt.nowhere.function"])
     with pytest.raises(IncompatibleEngine, match=r"sglang\.srt\.nowhere\.function"):
         registration.verify()
+
+
+def test_two_hooks_around_one_place_are_one_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would log a warning at the start of every server with elastic memory."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    registered: list[tuple[str, str]] = []
+    monkeypatch.setattr(HookRegistry, "register", lambda target, _, how: registered.append((target, how.name)))
+    monkeypatch.setattr(registration, "_required", [])
+    registration.register(["", "elastic", "segments"])
+    around = [target for target, how in registered if how == "AROUND"]
+    assert len(around) == len(set(around)) > 20
+
+    def first(original: Callable[[int], int], number: int, *, more: int) -> int:
+        return original(number + more) * 2
+
+    def second(original: Callable[..., int], number: int, *, more: int) -> int:
+        return original(number, more=more) + 1
+
+    assert registration._outside(first, second)(lambda number: number, 5, more=2) == 15, "the later one is outside"
 
 
 def test_a_request_says_the_same_before_and_after_its_fields_were_renamed() -> None:

@@ -25,18 +25,36 @@ def register(features: Iterable[str]) -> list[str]:
 
     version, asked = compat.engine_version(), set(features)
     targets = []
-    for hook in HOOKS:
-        if hook.when not in asked or not hook.holds(version):
-            continue
+    wanted = [hook for hook in HOOKS if hook.when in asked and hook.holds(version)]
+    around: dict[str, list[Any]] = {}
+    for hook in wanted:
+        if hook.how == "AROUND":
+            around.setdefault(hook.target, []).append(_ours(hook.function))
+    for hook in wanted:
         target = full_name(hook.target).replace(":", ".")
         if not hook.required and not exists(hook.target):
             logger.warning("%s is gone: some mistakes of clients are answered with 500", target)
             continue
-        HookRegistry.register(target, _ours(hook.function), HookType[hook.how])
+        function = _ours(hook.function)
+        if hook.how == "AROUND":
+            function = functools.reduce(_outside, around.pop(hook.target, ()), None)
+        if function is not None:
+            HookRegistry.register(target, function, HookType[hook.how])
         if hook.required:
             targets.append(target)
     _required.extend(targets)
     return targets
+
+
+def _outside(inner: Any, outer: Any) -> Any:
+    """One AROUND hook of two, the later one outside, as SGLang would nest them: it warns of several at one place."""
+    if inner is None:
+        return outer
+
+    def both(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return outer(functools.partial(inner, original), *args, **kwargs)
+
+    return both
 
 
 def replace(feature: str) -> None:
