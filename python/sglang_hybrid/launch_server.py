@@ -93,7 +93,8 @@ def _hand_over(arguments: list[str]) -> int:
     try:
         run_server(prepared)
     finally:
-        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog would report the children that end here
+        stop.over.set()
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's watchdog may be about to report a child that ends here
         kill_process_tree(os.getpid(), include_parent=False)
     return stop.status()
 

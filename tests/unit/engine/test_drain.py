@@ -10,6 +10,7 @@ import pytest
 from sglang_hybrid.engine.frontend import drain, looks
 from sglang_hybrid.engine.launch import stop
 from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
+from tests.versions import since
 
 
 class Manager:
@@ -55,6 +56,26 @@ def test_one_of_several_http_processes_does_not_end_the_scheduler_under_the_othe
     worker = Worker(paused=False)
     asyncio.run(drain.drain(ends, worker))
     assert worker.said == ["AbortReq"]
+
+
+@since("0.5.21", "a worker that leaves its event loop")
+def test_a_worker_ends_as_uvicorn_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's leaves the event loop by an exception, and uvicorn logs a traceback with every stop."""
+    from sglang.srt.managers.multi_tokenizer_mixin import TokenizerWorker
+
+    class Worker(Manager, TokenizerWorker):
+        def _dispatch_to_scheduler(self, message: Any) -> None:
+            raise AssertionError(message)
+
+    async def ends(manager: Any) -> None:
+        assert not server.should_exit
+        manager._server_stop_hook()
+
+    monkeypatch.setattr(drain, "_servers", [])
+    server = SimpleNamespace(should_exit=False)
+    drain.serve(server)
+    asyncio.run(drain.drain(ends, Worker(paused=False)))
+    assert server.should_exit
 
 
 def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,13 @@ def test_a_server_is_looked_after_by_sglang() -> None:
     assert asked
 
 
+def test_a_server_that_ends_its_processes_reports_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several HTTP processes SGLang's watchdog looks on, and logged that the scheduler had crashed."""
+    monkeypatch.setattr(stop, "over", threading.Event())
+    stop.over.set()
+    assert not embedded.check(lambda _: True, object())
+
+
 def test_a_start_that_fails_leaves_nothing() -> None:
     made: list[Process] = []
 

@@ -24,6 +24,13 @@ PATIENCE_S = 10.0
 """How long a pause may take to end: it cannot while the one that began it still waits."""
 
 _closed = threading.Event()
+_servers: list[Any] = []
+"""uvicorn's of this process, once it serves."""
+
+
+def serve(server: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook of uvicorn's Server.main_loop."""
+    _servers.append(server)
 
 
 def close(*_: Any, **__: Any) -> None:
@@ -56,8 +63,16 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
 
     if isinstance(manager, TokenizerWorker):
         manager._dispatch_to_scheduler = partial(_serve_on, manager._dispatch_to_scheduler)
+        if hasattr(manager, "set_server_stop_hook"):  # not in 0.5.17, which ends the process
+            manager.set_server_stop_hook(_stop_serving)
     stop.asked.set(True)  # in this task alone: what else ends the server meanwhile was not asked for
     return await original(manager)
+
+
+def _stop_serving() -> None:
+    """End this HTTP worker as uvicorn would; SGLang leaves the event loop instead, and uvicorn logs a traceback."""
+    for server in _servers:
+        server.should_exit = True
 
 
 def _serve_on(send: Callable[[Any], Any], message: Any) -> Any:

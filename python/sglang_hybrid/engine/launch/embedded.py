@@ -184,7 +184,7 @@ def check(original: Callable[..., bool], watchdog: Any) -> bool:
     """
     engine = next((each for each in _engines if each.watchdog is watchdog), None)
     if engine is None:
-        return False if _starting else original(watchdog)
+        return False if _starting or stop.over.is_set() else original(watchdog)
     if all(process.is_alive() for process in watchdog._processes):
         return False
     engine.end(f"a process of the engine died, and it has ended; make another. {stop.cause(watchdog)}")

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from multiprocessing.connection import wait
 from pickle import UnpicklingError
-from threading import current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Any
 
@@ -36,6 +36,9 @@ _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
 _PATIENCE_S = 10
 _LOOK_S = 0.5
+over = Event()
+"""Set where a server ends the processes that are left: none of them has crashed."""
+
 asked: ContextVar[bool] = ContextVar("asked", default=False)
 """Whether what runs here ends a server because somebody asked for it (`frontend/drain.py`)."""
 

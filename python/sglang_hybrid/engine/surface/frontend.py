@@ -134,6 +134,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager.unload_lora_adapter", "AROUND", "frontend.adapters:forget", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._unload_lora_adapter_locked", "AROUND", "frontend.adapters:unload", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
+    Hook("uvicorn.server:Server.main_loop", "BEFORE", "frontend.drain:serve", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Process.ping", "AROUND", "launch.stop:answers", HTTP),
