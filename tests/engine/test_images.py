@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sglang_hybrid.core.process import free_port
+from sglang_hybrid.demo.server import Server
 from tests.engine.pictures import Viewer, blocks, chat, image, plain, png, said, text, url
 from tests.engine.prompts import HEAD, TREE
 from tests.engine.support import Client
@@ -89,12 +93,35 @@ def test_pages_of_one_colour_are_told_apart_by_their_shape(client: Client, viewe
     client.flush()
     shapes = [(256, 64), (64, 256), (128, 128)]
     for shape in [*shapes, *shapes]:
-        messages = [said(image(plain(*shape)), text(LONG))]
-        body = chat(messages, logprobs=True, top_logprobs=1)
-        (choice,) = client.post("/v1/chat/completions", body)["choices"]
-        chances, output = viewer.chances(messages, choice["message"]["content"])
-        for row, (token, each) in enumerate(zip(output, choice["logprobs"]["content"], strict=True)):
-            assert each["logprob"] == pytest.approx(chances[row, token].item(), abs=1e-3), shape
+        assert_seen(client, viewer, [said(image(plain(*shape)), text(LONG))])
+
+
+def test_new_weights_see_an_image_anew(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of an image that was seen before SGLang would go on with what the old encoder made of it."""
+    before, after = models("vision"), tmp_path / "after"
+    shutil.copytree(before, after)
+    for path in after.glob("*.safetensors"):
+        generator = torch.Generator().manual_seed(5)
+        weights = {
+            name: x + 0.1 * torch.randn(x.shape, generator=generator).to(x.dtype) if "visual" in name else x
+            for name, x in load_file(path).items()
+        }
+        save_file(weights, path, metadata={"format": "pt"})
+    messages = [said(image(blocks(1, 256, 128)), text(LONG))]
+    with Server(before, SCARCE, log=tmp_path / "server.log") as server:
+        server.wait_ready()
+        client = Client(server)
+        for folder in (before, after, before):
+            assert client.post("/update_weights_from_disk", {"model_path": str(folder)})["success"]
+            assert_seen(client, Viewer(folder), messages)
+
+
+def assert_seen(client: Client, viewer: Viewer, messages: list[dict[str, Any]]) -> None:
+    """What the server says of `messages` has the log-probabilities of `viewer`."""
+    (choice,) = client.post("/v1/chat/completions", chat(messages, logprobs=True, top_logprobs=1))["choices"]
+    chances, output = viewer.chances(messages, choice["message"]["content"])
+    for row, (token, each) in enumerate(zip(output, choice["logprobs"]["content"], strict=True)):
+        assert each["logprob"] == pytest.approx(chances[row, token].item(), abs=1e-3)
 
 
 def test_pages_with_images_have_names(serve: Callable[..., Client]) -> None:

@@ -163,6 +163,60 @@ def test_a_turn_that_was_given_up_while_it_waited_is_not_in_the_history(
     client.flush()
 
 
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_turns_that_are_retracted_begin_anew(
+    serve: Callable[..., Client],
+    references: Callable[[str], Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    loop: str,
+) -> None:
+    """SGLang takes running requests back when KV runs out; here it does so every few steps."""
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
+    client = serve("gdn", "--enable-streaming-session", "--max-running-requests", "4", "--hybrid-cpu-event-loop", loop)
+    reference = references("gdn")
+
+    def talk(seed: int) -> None:
+        rng, session = random.Random(seed), opened(client, streaming=True)
+        history: Prompt = []
+        for number in range(4):
+            new = words(rng, rng.randint(20, 150))
+            answer = ask(client, new, 40, session_params={"id": session})
+            assert_explained(answer, history + new)
+            reference.assert_greedy(history + new, answer["output_ids"], f"session {seed} turn {number}")
+            history += new + answer["output_ids"]
+        client.post("/close_session", {"session_id": session})
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(talk, range(27, 30)))
+    assert "etract" in client.server.log.read_text(errors="replace")
+    client.flush()
+
+
+def test_a_turn_that_waits_through_a_flush_is_computed_anew(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """As weights are changed: in a pause that retracts who runs, behind which others get what its session had."""
+    client = serve("gdn", "--enable-streaming-session", "--max-total-tokens", "2000", "--chunked-prefill-size", "256")
+    reference, rng = references("gdn"), random.Random(30)
+    session, history, waits = opened(client, streaming=True), words(rng, 600), words(rng, 500)
+    history += ask(client, history, session_params={"id": session})["output_ids"]
+    runs, others = words(rng, 300), [words(rng, 60) for _ in range(4)]
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(ask, client, runs, 900)
+        assert eventually(lambda: loads(client) == (1, 0))
+        turn = pool.submit(ask, client, waits, 300, session_params={"id": session})
+        assert eventually(lambda: loads(client) == (1, 1))
+        client.post("/pause_generation", {"mode": "retract"})
+        assert "flushed" in str(client.post("/flush_cache", {}))
+        asked = [pool.submit(ask, client, each) for each in others]
+        client.post("/continue_generation", {})
+        for prompt, answer in zip([runs, history + waits, *others], [first, turn, *asked], strict=True):
+            reference.assert_greedy(prompt, answer.result()["output_ids"])
+    client.post("/close_session", {"session_id": session})
+    client.flush()
+
+
 def loads(client: Client) -> tuple[int, int]:
     """How many requests run and wait."""
     (load,) = json.loads(client.get("/v1/loads"))["loads"]

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.core.errors import IncompatibleEngine
@@ -143,6 +144,34 @@ def detach_kv(req: Any) -> None:
     req.kv = req.req_pool_idx = None  # 0.5.17
     req.mamba_pool_idx = req.mamba_ping_pong_track_buffer = None
     req.mamba_next_track_idx = req.mamba_last_track_seqlen = req.mamba_branching_seqlen = None
+
+
+def leave_session(end: Callable[[], bool], sessions: Any, req: Any) -> bool:
+    """Have all of `req`, a turn that is not over, released, with what its session keeps; whether it is by now.
+
+    `sessions` are SGLang's StreamingSession, and `end` its call, which takes `req` for a turn that has ended.
+    """
+    if hasattr(sessions, "borrowed_slot"):  # since 0.5.22 it is released as any other's, once the session has let go
+        slot = sessions.slots.pop(req.session.session_id)
+        req.lock, slot.lock = slot.lock, None
+        req.session.abort_req()
+        return False
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    req.finished_reason = FINISH_ABORT()
+    try:
+        return end()
+    finally:
+        req.finished_reason = None
+
+
+def image_embeddings() -> Any:
+    """SGLang's cache of what images, videos and sounds became in the encoder; None before it has one."""
+    try:
+        from sglang.srt.managers import mm_schedule as holder
+    except ImportError:
+        from sglang.srt.managers import mm_utils as holder  # 0.5.17
+    return holder.embedding_cache
 
 
 def leads() -> bool:

@@ -1,4 +1,4 @@
-"""Turns of streaming sessions that leave the queue without having run."""
+"""Turns of streaming sessions that leave the queue without having run, or are retracted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock
-from sglang_hybrid.engine.cache.sessions import end_crowded_out, end_refused, end_turns, is_timed_out, reap
+from sglang_hybrid.engine.cache.sessions import (
+    end_crowded_out,
+    end_refused,
+    end_turns,
+    is_timed_out,
+    keep_nothing,
+    let_go,
+    reap,
+    stay_under_way,
+)
 
 
 def _turn(session: Any, refused: bool = False) -> Any:
@@ -82,6 +91,17 @@ def test_a_turn_that_is_refused_at_the_door_is_over(answer: bool | None, over: b
     assert (session._inflight, beside._inflight) == (not over, True), "beside: another turn of it runs"
 
 
+def _matched(session: Any) -> Any:
+    """A turn that waits and was matched: what its session keeps is in its hands."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    req = Req.__new__(Req)
+    req.session, req.to_finish, req.rid = session, None, "r"
+    req.kv = SimpleNamespace(mamba_pool_idx=7, req_pool_idx=3)
+    req.req_pool_idx = 3  # where 0.5.17 keeps it
+    return req
+
+
 @pytest.mark.parametrize(
     ("slots", "mode", "holds"),
     [(("s",), "null", False), (("s",), "prefill", False), (("s",), "decode", True), ((), "null", True)],
@@ -90,12 +110,8 @@ def test_a_turn_that_waits_has_nothing_of_its_session_when_it_is_dropped(
     slots: tuple[str, ...], mode: str, holds: bool
 ) -> None:
     """SGLang takes the end of one that has a row of KV for that of an answer: its prompt stays in the history."""
-    from sglang.srt.managers.schedule_batch import Req
-
-    req = Req.__new__(Req)
-    req.session, req.to_finish, req.rid = _session(), None, "r"
-    kv = req.kv = SimpleNamespace(mamba_pool_idx=7, req_pool_idx=3)
-    req.req_pool_idx = 3  # where 0.5.17 keeps it
+    req = _matched(_session())
+    kv = req.kv
     held: list[bool] = []
 
     def original(scheduler: Any, _: Any) -> None:
@@ -111,6 +127,43 @@ def test_what_a_turn_lets_go_of_in_older_versions() -> None:
     req = SimpleNamespace(kv=1, req_pool_idx=2, mamba_pool_idx=3, mamba_ping_pong_track_buffer=4)
     compat.detach_kv(req)
     assert set(vars(req).values()) == {None}
+
+
+def test_a_turn_that_waits_through_a_flush_is_matched_anew() -> None:
+    """Its row, pages and state are free behind the flush, and others get them."""
+    req = _matched(_session())
+    kv = req.kv
+    let_go(_scheduler(req, slots=("s",)))
+    assert req.kv is not kv
+    assert req.session._inflight, "it is still to be answered"
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["up to 0.5.21", "since 0.5.22"])
+def test_a_retracted_turn_is_not_over_and_its_session_keeps_nothing(lends: bool) -> None:
+    """SGLang files it as an answer: nobody gets its memory, and another turn may begin beside it."""
+    session, told = _session(), list[str]()
+    slot = SimpleNamespace(lock="of the tree")
+    sessions = SimpleNamespace(slots={"s": slot}, **({"borrowed_slot": None} if lends else {}))
+    req = SimpleNamespace(session=session, finished_reason=None, lock=None)
+    req.finished = lambda: req.finished_reason is not None
+
+    def original(sessions: Any, req: Any) -> bool:
+        told.append(type(req.finished_reason).__name__)
+        req.session.abort_req()  # as it does with a turn that was aborted
+        return True
+
+    assert keep_nothing(original, sessions, req) is not lends
+    assert (req.finished_reason, session._inflight) == (None, False), "one that failed is no longer under way"
+    stay_under_way(None, req)
+    stay_under_way(None, SimpleNamespace(session=None))
+    assert session._inflight, "one that was retracted is"
+    if lends:
+        assert (sessions.slots, req.lock, slot.lock, told) == ({}, "of the tree", None, [])
+    else:
+        assert told == ["FINISH_ABORT"], "whose memory is given back"
+    req.finished_reason = "length"
+    assert keep_nothing(original, sessions, req), "an answer that has ended is SGLang's"
+    assert told[-1] == "str"
 
 
 def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:

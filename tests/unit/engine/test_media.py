@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import boundaries, media
 from sglang_hybrid.engine.cache.media import Numbers
 from sglang_hybrid.engine.frontend import media as sources
@@ -280,3 +281,18 @@ def test_a_processor_that_runs_out_of_images_does_not_hang() -> None:
 
     with pytest.raises(ConfigError, match="more places"):
         asyncio.run(served())
+
+
+def test_new_weights_encode_images_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang flushes what they serve of KV and states, and keeps what the old encoder made of an image."""
+    kept = {5: "an embedding"}
+    monkeypatch.setattr(compat, "image_embeddings", lambda: kept)
+    media.weights_change()
+    assert not kept
+    monkeypatch.setattr(compat, "image_embeddings", lambda: None)  # no cache is built yet
+    media.weights_change()
+
+
+def test_where_sglang_keeps_what_images_became() -> None:
+    cache = compat.image_embeddings()
+    assert cache is None or callable(cache.clear)

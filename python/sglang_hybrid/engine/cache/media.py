@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine import compat
+
 _BITS = 30
 """Of the number that SGLang up to 0.5.21 puts in place of an image's tokens."""
 
@@ -79,6 +81,16 @@ def tell_apart(result: Any, *_: Any, **__: Any) -> None:
         if number != item.pad_value:
             item.pad_value = number
             result.padded_input_ids = None  # made with the other number; SGLang makes it again
+
+
+def weights_change(*_: Any, **__: Any) -> None:
+    """BEFORE hook of what every update of weights begins with: images are encoded anew, by the new ones.
+
+    SGLang flushes KV and states, and goes on with what the old encoder made of an image that it has seen.
+    """
+    embeddings = compat.image_embeddings()
+    if embeddings is not None:
+        embeddings.clear()
 
 
 def _with_layout(item: Any) -> int:

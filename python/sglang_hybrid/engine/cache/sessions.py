@@ -1,9 +1,11 @@
-"""Streaming sessions: what they keep between turns goes where nobody could run beside it; turns that never ran end."""
+"""Streaming sessions: what they keep between turns goes where nobody could run beside it, and with a turn that is
+retracted; turns that never ran end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine import compat
@@ -88,9 +90,7 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
     if not scheduler.session_controller.sessions:  # the queue may be long
         return original(scheduler, *args, **kwargs)
     if scheduler.disaggregation_mode.value != "decode":  # which matches before its queue
-        for req in scheduler.waiting_queue:
-            if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
-                compat.detach_kv(req)
+        let_go(scheduler)
     turns = [req for req in (*scheduler.waiting_queue, *args) if streams(req) and req.to_finish is None]
     dropped = original(scheduler, *args, **kwargs)
     waiting = {id(req) for req in scheduler.waiting_queue}
@@ -99,6 +99,33 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
         if session is not None and (dropped is True if req in args else id(req) not in waiting):
             session.abort_req()
     return dropped
+
+
+def keep_nothing(original: Callable[..., bool], sessions: Any, req: Any, *args: Any, **kwargs: Any) -> bool:
+    """AROUND hook of StreamingSession.try_cache_finished_req: of a turn that is not over its session keeps nothing.
+
+    SGLang takes a turn that is retracted for one that has ended. Nobody gets its memory then; another turn is let in
+    beside it, into the same tokens; given up while it waits, it stands in the history of later turns; and with the
+    overlap schedule its state has seen a token more than it resumes with. Here it begins anew, as any other request.
+    """
+    if not streams(req) or req.finished():
+        return original(sessions, req, *args, **kwargs)
+    return compat.leave_session(partial(original, sessions, req, *args, **kwargs), sessions, req)
+
+
+def stay_under_way(_: Any, req: Any) -> None:
+    """AFTER hook of Req.reset_for_retract: a turn that was retracted is still to be answered, before any other."""
+    if streams(req):
+        req.session._inflight = True
+
+
+def let_go(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of Scheduler.flush_cache: in a pause turns may wait that were matched already. What their sessions
+    keep is not theirs any more: SGLang would go on from rows, pages and states that others have by then."""
+    if scheduler.session_controller.sessions:
+        for req in scheduler.waiting_queue:
+            if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
+                compat.detach_kv(req)
 
 
 def end_crowded_out(original: Callable[..., bool], scheduler: Any, req: Any) -> bool:

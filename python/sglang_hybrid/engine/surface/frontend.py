@@ -199,6 +199,7 @@ FRONTEND: tuple[Hook, ...] = (
     ),
     Hook(_BATCH + "MultimodalDataItem.set_pad_value", "AROUND", "cache.media:identify", EVERY),
     Hook(_BATCH + "MultimodalInputs.from_processor_output", "AFTER", "cache.media:tell_apart", SCHEDULER),
+    Hook(UPDATER + "_observe_weight_load", "BEFORE", "cache.media:weights_change", SCHEDULER),
     # SGLang's server in Rust.
     Hook(_RUST + "push_generation", "BEFORE", "frontend.rust:plain_ids", SCHEDULER, "rust", since="0.5.23"),
     Hook(_RUST + "push_abort", "BEFORE", "frontend.rust:plain_id", SCHEDULER, "rust", since="0.5.23"),

@@ -161,6 +161,14 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.scheduler:Scheduler._get_new_batch_prefill_raw", "AFTER", "cache.sessions:relieve", SCHEDULER),
     Hook(_SESSIONS + "SessionController.maybe_reap", "BEFORE", "cache.sessions:reap", SCHEDULER),
     Hook(_SESSIONS + "Session.is_timed_out", "AROUND", "cache.sessions:is_timed_out", SCHEDULER),
+    Hook(
+        "srt.session.streaming_session:StreamingSession.try_cache_finished_req",
+        "AROUND",
+        "cache.sessions:keep_nothing",
+        SCHEDULER,
+    ),
+    Hook("srt.managers.schedule_batch:Req.reset_for_retract", "AFTER", "cache.sessions:stay_under_way", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler.flush_cache", "BEFORE", "cache.sessions:let_go", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook(
         "srt.managers.scheduler:Scheduler._abort_on_queued_limit", "AROUND", "cache.sessions:end_crowded_out", SCHEDULER
