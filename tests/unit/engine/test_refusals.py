@@ -24,6 +24,7 @@ from sglang_hybrid.engine.launch.preflight import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 EXPERTS = "--enable-return-routed-experts"
+RING = "--enable-linear-replayssm --mamba-radix-cache-strategy no_buffer"
 MAMBA2 = {**PUBLISHED["granite-4.0-h-small"], "architectures": ["GraniteMoeHybridForCausalLM"]}
 
 
@@ -65,6 +66,9 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
         ("--enable-deterministic-inference", "drop: --enable-deterministic-inference"),
         ("--rl-on-policy-target fsdp", "drop: --rl-on-policy-target"),
         ("--enable-strict-thinking --reasoning-parser qwen3", "drop: --enable-strict-thinking"),
+        (RING, "drop: --enable-linear-replayssm"),
+        (f"{RING} --enable-mixed-chunk", "drop one of them: --enable-mixed-chunk"),
+        (f"{RING} --enable-streaming-session", "drop one of them: --enable-streaming-session"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
         ("--quantization fp8", "serve the checkpoint that is not: --quantization fp8"),
         ("--quantization unquant", ""),

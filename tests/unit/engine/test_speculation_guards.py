@@ -113,6 +113,14 @@ def test_without_speculation_a_stripped_answer_is_no_state_of_its_prompt() -> No
     assert guards.fileable(req, 32, 40, buffered=True) == 32, "of the prompt"
 
 
+def test_a_state_whose_windows_are_ahead_of_its_recurrence_is_not_filed() -> None:
+    """--enable-linear-replayssm keeps the last tokens of an answer in a ring; the windows move with every token."""
+    state = SimpleNamespace(kv_committed_len=70, mamba_pool_idx=1)
+    req = SimpleNamespace(kv=state, origin_input_ids=range(40), finished_len=31)
+    assert guards.fileable(req, 66, 70, buffered=False) == 0, "four are in the ring"
+    assert guards.fileable(req, 70, 70, buffered=False) == 70, "the ring was just emptied"
+
+
 def test_two_steps_reach_two_lines_where_the_grid_is_less_than_two_drafts() -> None:
     """Why checks.py asks for more than SGLang does: the second step writes to the slot of the first."""
     close = Case(prompt=4, runs=(5,), kept=5, grid=8, drafts=8, in_flight=8)

@@ -55,6 +55,7 @@ _ON_GPU = (
     "enable_deterministic_inference",
     "rl_on_policy_target",
     "enable_strict_thinking",
+    "enable_linear_replayssm",
 )
 _SCALED = ("fp8_e4m3", "fp8_e5m2")
 
@@ -64,6 +65,7 @@ def check(namespace: Any, asked: Any, config: HybridConfig, model: Model, on_cpu
     _check_counts(namespace)
     _check_lazy(asked)
     _check_mixed_chunk(namespace, model)
+    _check_ring(namespace)
     _check_chunks(namespace, model)
     misread.check(namespace, model)
     _check_stages(namespace, model)
@@ -127,6 +129,19 @@ def _check_mixed_chunk(namespace: Any, model: Model) -> None:
             "with --enable-mixed-chunk SGLang caches states at wrong positions under this strategy, and answers go "
             f"wrong; drop the flag or add --mamba-radix-cache-strategy no_buffer: {strategy}"
         )
+
+
+def _check_ring(namespace: Any) -> None:
+    """The last tokens of an answer are in a ring beside its state; what extends the state begins without them.
+
+    Steps of decoding know of the ring. A mixed pass and the next turn of a streaming session do not (0.5.17 to 0.5.23).
+    """
+    for name in ("enable_mixed_chunk", "enable_streaming_session"):
+        if getattr(namespace, "enable_linear_replayssm", False) and getattr(namespace, name, False):
+            raise ConfigError(
+                "the state that --enable-linear-replayssm leaves lacks the last tokens, SGLang goes on from it all the "
+                f"same, and answers go wrong; drop one of them: {spelled(name)}"
+            )
 
 
 def _check_chunks(namespace: Any, model: Model) -> None:

@@ -89,12 +89,13 @@ def fileable(req: Any, length: int, tokens: int, buffered: bool) -> int:
 
     SGLang names `length` of the first `tokens` tokens. A `buffered` state is one of `length` tokens and may lie behind
     the key: in a stripped answer, or behind the stop, where nobody resumes. Others are the live one, which is at the
-    end of the KV or, after a cut run, ahead of it.
+    end of the KV or, after a cut run, ahead of it. With --enable-linear-replayssm the recurrence of the live one lags
+    behind: SGLang names the tokens that it has seen, but the convolution windows have seen all.
     """
     end = answered(req, tokens)
     if buffered:
         return length if length <= end else 0
-    live = not tracked(req).ahead and tokens == end == state_of(req).kv_committed_len
+    live = not tracked(req).ahead and length == tokens == end == state_of(req).kv_committed_len
     return length if live else 0
 
 
