@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward, kernels, prefill_states
@@ -22,17 +24,6 @@ COLUMNS = (
     "track_conv_indices", "conv_states_mask_indices", "track_ssm_h_src", "track_ssm_h_dst", "track_ssm_final_src",
     "track_ssm_final_dst", "track_ssm_seq_idx", "track_ssm_end_locs", "track_ssm_recompute_dst",
 )  # fmt: skip
-
-
-class Extending:
-    def is_extend(self) -> bool:
-        return True
-
-    def is_mixed(self) -> bool:
-        return False
-
-    def is_target_verify(self) -> bool:
-        return False
 
 
 class Backend:
@@ -62,7 +53,14 @@ def flashinfer() -> Any:
     return SimpleNamespace(extend_uses_state_checkpoints=True)
 
 
-def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], lengths: list[int], **more: Any) -> Any:
+def a_pass(
+    backend: Backend,
+    positions: list[list[int]],
+    prefixes: list[int],
+    lengths: list[int],
+    mode: ForwardMode = ForwardMode.EXTEND,
+    **more: Any,
+) -> Any:
     """Run the hooks of a pass; request i saves states at `positions[i]` to slots 100, 101, ..."""
     device, slot, requests = backend.forward_metadata.query_start_loc.device, 100, []
     for wanted in positions:
@@ -71,7 +69,6 @@ def a_pass(backend: Backend, positions: list[list[int]], prefixes: list[int], le
             tracked(req).planned.append(Checkpoint(at, at, torch.tensor([slot]).to(device)))
             slot += 1
         requests.append(req)
-    mode = Extending()
     batch = SimpleNamespace(forward_mode=mode, reqs=requests, prefix_lens=prefixes, extend_lens=lengths)
     forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
     # A draft model passes over the same prompts before the states of this pass are saved.
@@ -183,7 +180,7 @@ def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layer
     def carried(positions: list[int]) -> None:
         req = SimpleNamespace()
         tracked(req).planned.extend(Checkpoint(at, at, torch.tensor([9])) for at in positions)
-        batch = SimpleNamespace(forward_mode=Extending(), reqs=[req], prefix_lens=[0], extend_lens=[200])
+        batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[200])
         forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
 
     carried([64])
@@ -194,6 +191,25 @@ def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layer
     assert forward.outside_a_graph(False, graphs, alone) is None
     carried([])
     assert forward.outside_a_graph(True, graphs, alone) is None
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [lambda: Backend("cpu", triton()), lambda: Backend("cpu", flashinfer()), lambda: Backend("cpu", None),
+     lambda: KDAAttnBackend("cpu", SimpleNamespace())],
+    ids=["triton", "flashinfer", "mamba2", "kda"],
+)  # fmt: skip
+def test_a_prefill_beside_requests_that_decode_saves_what_it_would_alone(
+    monkeypatch: pytest.MonkeyPatch, backend: Callable[[], Backend]
+) -> None:
+    """With --enable-mixed-chunk every prefill under load is one; what those that decode planned lies behind them."""
+    monkeypatch.setattr(compat, "checkpoint_grid", lambda: 64)
+    alone, beside = backend(), backend()
+    _, written = a_pass(alone, [[64, 128], []], [0, 0], [130, 40])
+    assert written == [True, True]
+    _, mixed = a_pass(beside, [[64, 128], [], [64]], [0, 0, 700], [130, 40, 1], ForwardMode.MIXED)
+    assert mixed == [True, True, False]
+    assert columns(beside) == columns(alone)
 
 
 def test_a_batch_whose_halves_may_run_in_its_place_saves_nothing() -> None:

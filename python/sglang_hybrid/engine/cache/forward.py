@@ -136,14 +136,15 @@ def saved_further() -> None:
 def carry(_: Any, __: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER hook of ForwardBatch.init_new: remember which row of the coming pass saves what.
 
-    A draft model passes over the same prompts and has no states; a verification counts as an extension to SGLang.
+    A draft model passes over the same prompts and has no states; a verification counts as an extension to SGLang. Of
+    requests that decode in a mixed pass nothing is planned: their states lie behind their prompts.
     """
     global _pending
     if model_runner.is_draft_worker:
         return
     _pending = None
     mode = batch.forward_mode
-    if not mode.is_extend() or mode.is_mixed() or mode.is_target_verify():
+    if not mode.is_extend() or mode.is_target_verify():
         return
     # Composed requests save their states themselves; what reaches SGLang's backends are the others.
     plain = [row for row, req in enumerate(batch.reqs) if tracked(req).composed is None]
