@@ -177,8 +177,15 @@ def stops(random: Random, limits: Limits, name: str) -> Iterator[Event]:
             seconds += random.expovariate(1 / 20)
 
 
+def full_contexts(random: Random, limits: Limits, name: str) -> Iterator[Event]:
+    """Answers that run to the end of the context, several at once, and those that follow in their memory."""
+    for number in range(4 * limits.rows):
+        prompt = text(random, random.randrange(limits.longest // 2, limits.longest))
+        yield Event(random.uniform(0, 60), f"{name}-{number}", prompt, limits.longest + 5 - len(prompt))
+
+
 SHAPES = (conversations, burst, giants, long_answers, documents, scan, hang_ups, flushes)
-NAMED = (*SHAPES, pauses, stops, longest)
+NAMED = (*SHAPES, pauses, stops, longest, full_contexts)
 
 
 def day(

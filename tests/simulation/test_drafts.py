@@ -46,6 +46,13 @@ def test_a_day_of_a_server_that_speculates(models: Models, preset: str, seed: in
     assert result["tokens_per_verification"] > 1.5
 
 
+@pytest.mark.parametrize("loop", [(), OVERLAP], ids=["normal", "overlap"])
+def test_answers_run_to_the_end_of_the_context(models: Models, loop: tuple[str, ...]) -> None:
+    """What a step sets aside behind them is longer than the table's rows in SGLang: it goes to the next row."""
+    flags = (*NGRAM[:3], "16", *NGRAM[4:], "--context-length", "400", *SMALL, *TRACK, *ROWS, *loop)
+    simulate(models("gdn"), 31, 1, flags, "--shapes", "full_contexts")
+
+
 @pytest.mark.skipif(not compat.complete(), reason="other versions are refused")
 @pytest.mark.parametrize(
     ("seed", "flags"),
