@@ -199,6 +199,20 @@ def test_chunks_that_no_state_is_saved_from(tmp_path: Path, config: dict[str, An
 
 
 @pytest.mark.parametrize(
+    ("version", "page", "wrong"), [("0.5.17", 128, True), ("0.5.17", 64, False), ("0.5.21", 128, False)]
+)
+def test_pages_longer_than_the_distance_of_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, page: int, wrong: bool
+) -> None:
+    """A prompt of 400 tokens got the state of 192 filed under 384 with SGLang 0.5.17: it counts chunks by pages."""
+    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, QWEN3_NEXT))]))
+    namespace = flags.parse_engine(["--model-path", str(tmp_path), "--page-size", str(page)])
+    monkeypatch.setattr(compat, "engine_version", lambda: version)
+    with pytest.raises(ConfigError, match=r"use --page-size 64: 128$") if wrong else nullcontext():
+        refusals._check_chunks(namespace, model)
+
+
+@pytest.mark.parametrize(
     ("given", "targets", "refused"),
     [
         ("--lora-paths {folder}/A", [["o_proj", "lm_head"]], False),

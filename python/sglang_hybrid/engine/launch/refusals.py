@@ -10,6 +10,7 @@ from typing import Any
 from sglang_hybrid.core import quantized
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cpu import sgl_kernel
 from sglang_hybrid.engine.launch import adapters, misread, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
@@ -145,7 +146,7 @@ def _check_ring(namespace: Any) -> None:
 
 
 def _check_chunks(namespace: Any, model: Model) -> None:
-    """No pass would reach a state that its kernel gives back, and nothing would ever be cached.
+    """No pass would reach a state that its kernel gives back, and nothing would ever be cached, or another state is.
 
     On a CPU ours gives those inside a chunk of the delta rules too, but passes that begin off the grid miss it.
     """
@@ -156,6 +157,12 @@ def _check_chunks(namespace: Any, model: Model) -> None:
         raise ConfigError(
             f"states of this model lie {spec.chunk_tokens} tokens apart, and from shorter chunks of a prompt none is "
             f"cached; give --chunked-prefill-size {spec.chunk_tokens} or more: {chunk}"
+        )
+    page = namespace.page_size or 1
+    if spec.is_recurrent and page > spec.chunk_tokens and not compat.at_least("0.5.21"):
+        raise ConfigError(
+            "before 0.5.21 SGLang looks for states a page apart, where they are nearer, and answers go wrong; use "
+            f"--page-size {spec.chunk_tokens}: {page}"
         )
     interval = namespace.mamba_track_interval or spec.chunk_tokens
     if "mamba2" in spec.layer_counts and interval < spec.chunk_tokens:  # an assertion behind the loading of the model
