@@ -179,7 +179,7 @@ def stops(random: Random, limits: Limits, name: str) -> Iterator[Event]:
 
 def full_contexts(random: Random, limits: Limits, name: str) -> Iterator[Event]:
     """Answers that run to the end of the context, several at once, and those that follow in their memory."""
-    for number in range(4 * limits.rows):
+    for number in range(2 * limits.rows + 2):
         prompt = text(random, random.randrange(limits.longest // 2, limits.longest))
         yield Event(random.uniform(0, 60), f"{name}-{number}", prompt, limits.longest + 5 - len(prompt))
 

@@ -46,11 +46,19 @@ def test_a_day_of_a_server_that_speculates(models: Models, preset: str, seed: in
     assert result["tokens_per_verification"] > 1.5
 
 
-@pytest.mark.parametrize("loop", [(), OVERLAP], ids=["normal", "overlap"])
-def test_answers_run_to_the_end_of_the_context(models: Models, loop: tuple[str, ...]) -> None:
-    """What a step sets aside behind them is longer than the table's rows in SGLang: it goes to the next row."""
-    flags = (*NGRAM[:3], "16", *NGRAM[4:], "--context-length", "400", *SMALL, *TRACK, *ROWS, *loop)
-    simulate(models("gdn"), 31, 1, flags, "--shapes", "full_contexts")
+@pytest.mark.parametrize(
+    ("preset", "flags"),
+    [
+        ("gdn", (*NGRAM[:3], "16", *NGRAM[4:], "--context-length", "400", "--max-total-tokens", "3072", *ROWS)),
+        ("mtp", (*HEAD, "--max-total-tokens", "700", "--max-running-requests", "2", *OVERLAP)),
+    ],
+    ids=["the context ends", "all KV is taken"],
+)
+def test_answers_run_to_the_end(models: Models, preset: str, flags: tuple[str, ...]) -> None:
+    """What a step sets aside lies behind them: in the next row of SGLang's table, or nowhere: they were given up."""
+    few = ("--max-mamba-cache-size", "24", "--chunked-prefill-size", "256", *TRACK)
+    [result] = simulate(models(preset), 31, 1, (*flags, *few), "--preset", preset, "--shapes", "full_contexts")
+    assert "AbortReq" not in result["outputs"]
 
 
 @pytest.mark.skipif(not compat.complete(), reason="other versions are refused")

@@ -85,20 +85,21 @@ def set_aside(original: Any, slots: Any, count: int) -> None:
 
 
 def admissible(info: tuple[Any, ...], worker: Any) -> tuple[Any, ...]:
-    """What SGLang says of its sizes, with a longest prompt that can be admitted, and answers that end in the context.
+    """What SGLang says of its sizes, with a longest prompt that can be admitted, and answers whose drafts fit too.
 
     SGLang admits what fits in whole pages, and leaves a page and a token beside them. It accepts prompts that do not:
     they, and whoever is behind them, wait for ever. One that leaves the page alone is answered by token 0, uncomputed.
 
     Drafts are verified behind an answer. Where it ends right before the context's end they lie behind that: a step
-    sets KV aside in the row of another request, whose KV is lost then, and attention reads behind its tables.
+    sets KV aside in the row of another request, whose KV is lost then, and attention reads behind its tables. Where it
+    ends right before that of all KV, no step has KV for its drafts, and SGLang gives the answer up.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
     tokens, most, longest, page = info[0], info[4], info[5], worker.model_runner.token_to_kv_pool_allocator.page_size
     runs = get_alloc_reserve_per_decode()  # tokens of the step that is verified, and of the next one
     if runs > 2:  # otherwise nothing is drafted
-        most = min(most, worker.model_config.context_len - runs)
+        most -= runs - 1
         longest = min(longest, most - (info[4] - info[5]))
     if info[4] < tokens:  # otherwise the pages of a prompt are spread over ranks
         longest = min(longest, (tokens - page - 2) // page * page + 1)  # the first length that is refused
