@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import forward, kernels, prefill_states
@@ -24,6 +23,14 @@ COLUMNS = (
     "track_conv_indices", "conv_states_mask_indices", "track_ssm_h_src", "track_ssm_h_dst", "track_ssm_final_src",
     "track_ssm_final_dst", "track_ssm_seq_idx", "track_ssm_end_locs", "track_ssm_recompute_dst",
 )  # fmt: skip
+
+
+class Extending:
+    def is_extend(self) -> bool:
+        return True
+
+    def is_target_verify(self) -> bool:
+        return False
 
 
 class Backend:
@@ -58,7 +65,7 @@ def a_pass(
     positions: list[list[int]],
     prefixes: list[int],
     lengths: list[int],
-    mode: ForwardMode = ForwardMode.EXTEND,
+    mode: Any = None,
     **more: Any,
 ) -> Any:
     """Run the hooks of a pass; request i saves states at `positions[i]` to slots 100, 101, ..."""
@@ -69,6 +76,7 @@ def a_pass(
             tracked(req).planned.append(Checkpoint(at, at, torch.tensor([slot]).to(device)))
             slot += 1
         requests.append(req)
+    mode = mode or Extending()
     batch = SimpleNamespace(forward_mode=mode, reqs=requests, prefix_lens=prefixes, extend_lens=lengths)
     forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
     # A draft model passes over the same prompts before the states of this pass are saved.
@@ -180,7 +188,7 @@ def test_a_pass_with_rows_of_ours_runs_outside_a_graph_that_has_the_linear_layer
     def carried(positions: list[int]) -> None:
         req = SimpleNamespace()
         tracked(req).planned.extend(Checkpoint(at, at, torch.tensor([9])) for at in positions)
-        batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[200])
+        batch = SimpleNamespace(forward_mode=Extending(), reqs=[req], prefix_lens=[0], extend_lens=[200])
         forward.carry(None, None, batch, SimpleNamespace(is_draft_worker=False))
 
     carried([64])
@@ -203,6 +211,8 @@ def test_a_prefill_beside_requests_that_decode_saves_what_it_would_alone(
     monkeypatch: pytest.MonkeyPatch, backend: Callable[[], Backend]
 ) -> None:
     """With --enable-mixed-chunk every prefill under load is one; what those that decode planned lies behind them."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
     monkeypatch.setattr(compat, "checkpoint_grid", lambda: 64)
     alone, beside = backend(), backend()
     _, written = a_pass(alone, [[64, 128], []], [0, 0], [130, 40])

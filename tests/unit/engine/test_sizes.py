@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from sglang.srt.mem_cache import allocation_sizing
 
 from sglang_hybrid.engine.cache import hooks
 
 CONTEXT = 400
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 
 
 @pytest.mark.parametrize(("drafts", "most"), [(1, CONTEXT - 1), (4, CONTEXT - 8), (16, CONTEXT - 32)])
@@ -19,7 +19,7 @@ def test_drafts_of_the_last_step_lie_in_the_context(monkeypatch: pytest.MonkeyPa
     The scheduler prepares a step before it knows the one that runs: of `most - 2` tokens that are not the last ones it
     knows, one run is verified and another one is set aside.
     """
-    monkeypatch.setattr(allocation_sizing, "get_alloc_reserve_per_decode", lambda: 2 * drafts)
+    monkeypatch.setattr(RESERVE, lambda: 2 * drafts)
     pool = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=1))
     worker = SimpleNamespace(model_runner=pool)
     info = hooks.admissible((3000, 512, 8, None, CONTEXT - 1, CONTEXT - 6, "rest"), worker)
@@ -28,7 +28,7 @@ def test_drafts_of_the_last_step_lie_in_the_context(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_prompt_leaves_a_page_and_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocation_sizing, "get_alloc_reserve_per_decode", lambda: 8)
+    monkeypatch.setattr(RESERVE, lambda: 8)
     pool = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=64))
     worker = SimpleNamespace(model_runner=pool)
     assert hooks.admissible((3072, 512, 8, None, 3071, 3066, "rest"), worker)[4:6] == (3064, 2945)
