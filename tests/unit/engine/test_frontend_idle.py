@@ -123,6 +123,7 @@ class Paused:
     """A scheduler in a pause: `middle` says whether requests are in their middle; others wait to begin."""
 
     _engine_paused = True
+    session_controller = SimpleNamespace(sessions={})
 
     def __init__(self, middle: bool) -> None:
         self._middle = middle
@@ -147,6 +148,21 @@ def test_in_a_pause_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert idle.hold(busy, [UPDATE]) == ((busy, []), {})
     assert idle.hold(paused, []) == ((paused, [UPDATE]), {})
     assert paused.sent == []
+
+
+def test_a_turn_that_waits_with_what_its_session_keeps_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is matched anew. SGLang 0.5.23 minds its row, and nobody could take that from it in a pause."""
+    monkeypatch.setattr(idle, "_gate", idle.Gate())
+    paused = Paused(middle=False)
+    kv = SimpleNamespace(req_pool_idx=3, mamba_pool_idx=7)
+    turn = SimpleNamespace(session=SimpleNamespace(streaming=True, session_id="s"), kv=kv)
+    turn.detach_kv = lambda: setattr(kv, "req_pool_idx", None)
+    paused.session_controller = SimpleNamespace(sessions={"s": turn.session})
+    paused.disaggregation_mode = SimpleNamespace(value="null")
+    paused.tree_cache = SimpleNamespace(session=SimpleNamespace(slots={"s": None}))
+    paused.waiting_queue = [turn]
+    paused.is_fully_idle = lambda ignore_waiting=False: kv.req_pool_idx is None
+    assert idle.hold(paused, [UPDATE]) == ((paused, [UPDATE]), {})
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another group of ranks"])

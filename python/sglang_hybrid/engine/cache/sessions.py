@@ -89,8 +89,7 @@ def end_turns(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
     """
     if not scheduler.session_controller.sessions:  # the queue may be long
         return original(scheduler, *args, **kwargs)
-    if scheduler.disaggregation_mode.value != "decode":  # which matches before its queue
-        let_go(scheduler)
+    let_go(scheduler)
     turns = [req for req in (*scheduler.waiting_queue, *args) if streams(req) and req.to_finish is None]
     dropped = original(scheduler, *args, **kwargs)
     waiting = {id(req) for req in scheduler.waiting_queue}
@@ -121,11 +120,13 @@ def stay_under_way(_: Any, req: Any) -> None:
 
 def let_go(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """BEFORE hook of Scheduler.flush_cache: in a pause turns may wait that were matched already. What their sessions
-    keep is not theirs any more: SGLang would go on from rows, pages and states that others have by then."""
-    if scheduler.session_controller.sessions:
-        for req in scheduler.waiting_queue:
-            if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
-                compat.detach_kv(req)
+    keep is not theirs any more: SGLang would go on from rows, pages and states that others have by then; 0.5.23 does
+    not flush instead, as long as they wait."""
+    if not scheduler.session_controller.sessions or scheduler.disaggregation_mode.value == "decode":
+        return  # which matches before its queue
+    for req in scheduler.waiting_queue:
+        if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
+            compat.detach_kv(req)
 
 
 def end_crowded_out(original: Callable[..., bool], scheduler: Any, req: Any) -> bool:

@@ -17,6 +17,7 @@ import logging
 from itertools import takewhile
 from typing import Any
 
+from sglang_hybrid.engine.cache import sessions
 from sglang_hybrid.engine.cache.clock import is_request
 from sglang_hybrid.engine.frontend.settings import settings
 
@@ -99,6 +100,7 @@ def _least(scheduler: Any, *counts: int) -> list[int]:
 def _is_idle(scheduler: Any) -> bool:
     """Whether SGLang would empty its cache now. In a pause it does not mind requests that wait to begin."""
     if scheduler._engine_paused:
+        sessions.let_go(scheduler)
         try:
             return bool(scheduler.is_fully_idle(ignore_waiting=True))
         except TypeError:  # 0.5.17 minds them
