@@ -45,9 +45,10 @@ def prompts() -> list[list[int]]:
 
 
 @contextmanager
-def server(folder: Path, kept: Path, log: Path) -> Iterator[Client]:
+def server(folder: Path, kept: Path, log: Path, *more: str, **environment: str) -> Iterator[Client]:
     kept.mkdir(exist_ok=True)
-    started = Server(folder, FLAGS, log=log, environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(kept)})
+    environment["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(kept)
+    started = Server(folder, (*FLAGS, *more), log=log, environment=environment)
     started.wait_ready(PATIENCE_S)
     try:
         yield Client(started)
@@ -85,6 +86,20 @@ def test_a_server_that_starts_anew_serves_what_was_stored_and_damage_is_a_miss(
         reference.assert_same(prompt, one["output_ids"], four["output_ids"])
         assert cached(four) >= 384, "computed since"
     assert "Short read" in log.read_text()
+
+
+def test_ranks_that_share_latents_have_states_of_their_own(prompts: list[list[int]], tmp_path: Path) -> None:
+    """Before 0.5.23 SGLang has one file for the states of all ranks of Kimi-Linear: each went on from those of one."""
+    kimi, answers = model.build(tmp_path / "model", "kda"), []
+    for start in ("first", "second"):
+        ranks = ("--tp-size", "2")
+        with server(
+            kimi, tmp_path / "kept", tmp_path / f"{start}.log", *ranks, SGLANG_CPU_OMP_THREADS_BIND="0|1"
+        ) as two:
+            answers.append([ask(two, prompt) for prompt in prompts[:4]])
+    first, second = answers
+    assert [answer["output_ids"] for answer in second] == [answer["output_ids"] for answer in first]
+    assert [stored(answer) for answer in second] == [len(prompt) // 64 * 64 for prompt in prompts[:4]]
 
 
 def test_what_other_weights_stored_is_not_served(folder: Path, prompts: list[list[int]], tmp_path: Path) -> None:
