@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +154,16 @@ def test_a_file_of_the_right_size_with_other_content_is_removed(
     assert torch.equal(room, torch.full_like(room, 7)), "nothing of it is left behind"
     assert asked.set("a", page)
     assert torch.equal(asked.get("a", room), page)
+
+
+def test_what_a_killed_server_had_begun_to_write_is_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / ".ab12.tmp", tmp_path / ".cd34.tmp"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (0, time.time() - 2 * storage.HALF_WRITTEN_S))
+    files(tmp_path).set("a", torch.arange(8.0))
+    assert not old.exists()
+    assert new.exists(), "a server that lives may be writing it"
 
 
 def test_ranks_share_no_state_where_they_share_the_latents() -> None:

@@ -14,6 +14,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 SAID_EVERY_S = 10.0
 CHECKSUM_BYTES = 4
+HALF_WRITTEN_S = 3600.0
+"""A file that was begun so long ago was left by a server that was killed; another one may write to the folder now."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +107,18 @@ def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
     if isinstance(storage, HiCacheFile):
+        _remove_half_written(Path(storage.file_path))
         storage.set, storage.get = _sealing(storage, storage.set), _opening(storage, storage.get, failures)
         _quiet.failures = failures
         logging.getLogger(HiCacheFile.__module__).addFilter(_quiet)  # once, however often one is attached
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Nobody else does, and no bound of the folder's size counts them."""
+    for file in folder.glob(".*.tmp"):
+        with suppress(OSError):  # another rank was faster; another user's
+            if time.time() - file.stat().st_mtime > HALF_WRITTEN_S:
+                file.unlink()
 
 
 def _checksum(storage: HiCacheFile, key: str, content: Tensor) -> bytes:
