@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hybrid.engine.frontend import mistakes
+from sglang_hybrid.engine.frontend import beams, mistakes
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,14 @@ def test_weights_for_a_group_that_nobody_made_are_not_sent() -> None:
     assert not done
     assert "/init_weights_send_group_for_remote_instance" in said
     assert "another" in said
+
+
+@pytest.mark.parametrize("pool", ["mamba_pool", "of attention alone"])
+def test_beams_of_a_model_with_states_are_refused(pool: str) -> None:
+    """With a prefix cache or without one: SGLang looks for states in the cache."""
+    coordinator = SimpleNamespace(req_to_token_pool=SimpleNamespace(**{pool: None}))
+    told = beams.refuse(lambda *_: None, coordinator, "a request", "its message")
+    assert (told is not None and "beam_width" in told) == (pool == "mamba_pool")
 
 
 @pytest.fixture

@@ -114,6 +114,13 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
     Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.processors:note", SCHEDULER),
     Hook("srt.sampling.custom_logit_processor:_cache_from_str", "AROUND", "frontend.processors:guard", EVERY),
+    Hook(
+        "srt.beam_search.coordinator:BeamCoordinator.validate_and_init",
+        "AROUND",
+        "frontend.beams:refuse",
+        SCHEDULER,
+        since="0.5.21",
+    ),
     Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "BEFORE", "frontend.loop:require_same", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
