@@ -142,6 +142,12 @@ def test_data_parallel_attention(
     assert sum(cached for _, cached in answers) > 0
     for prompt, (output, _) in zip(batch, answers, strict=True):
         reference.assert_greedy(prompt, output)
+    chats = [words(rng, 600) for _ in range(3)]
+    for turn in range(3):  # each goes to the group that has it
+        for number, chat in enumerate(chats):
+            output, cached = client.generate(chat)
+            assert cached >= (576 if turn else 0), (turn, number)
+            chats[number] = chat + output + words(rng, 20)
     shared = words(rng, 448)
     for group in (0, 1):
         hits = []

@@ -56,6 +56,13 @@ class HybridConfig:
         "'published' tells routers where states come and go, on SGLang's channel of KV events (--kv-events-config)",
         ("none", "published"),
     )
+    dp_routing: str = _option(
+        "prefix",
+        "data-parallel replicas, or groups of attention: 'prefix' sends a request to the one that was sent most of its "
+        "prompt before, unless that has much more to do; 'round_robin' is SGLang's default. Another "
+        "--load-balance-method is left as it is",
+        ("prefix", "round_robin"),
+    )
     log_interval_s: float = _option(60.0, "least seconds between two summaries of the cache in the log; 0 is never")
     memory: str = _option(
         "static",

@@ -15,6 +15,7 @@
 | an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
 | so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
 | so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
+| of N replicas one has what a request goes on from       | it goes to that one                    | dispatch.py      |
 | beams of a hybrid go on from states of others           | 400                                    | beams.py         |
 | a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
 | so does one before the first request, for minutes       | it waits no more once it is closed     | drain.py         |
@@ -30,6 +31,7 @@
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
-`ids.py`, `grammars.py`, `idle.py`, `mistakes.py` and `beams.py` act in the scheduler, `labels.py` in both.
+`ids.py`, `grammars.py`, `idle.py`, `mistakes.py` and `beams.py` act in the scheduler, `labels.py` in both,
+`dispatch.py` between them.
 `engine/surface/hooks.py` registers all of it, `limits.py` holds the bounds; docs/security.md lists them.
 """

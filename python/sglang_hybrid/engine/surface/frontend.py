@@ -178,6 +178,12 @@ FRONTEND: tuple[Hook, ...] = (
         "launch.leftovers:tell",
         EVERY,
     ),
+    Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.round_robin_scheduler",
+        "AROUND",
+        "frontend.dispatch:by_prefix",
+        EVERY,
+    ),
     Hook(_RING + "MessageQueue.wait_until_ready", "AFTER", "launch.leftovers:unname", SCHEDULER),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Long texts.

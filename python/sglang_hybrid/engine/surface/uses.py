@@ -90,6 +90,12 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="segments",
     ),
+    Use(
+        "srt.managers.data_parallel_controller:DataParallelController._active_workers",
+        PRIVATE,
+        "frontend.dispatch",
+        EVERY,
+    ),
     Use("srt.managers.schedule_policy:AddReqResult", IMPORT, "cache.hooks segments.schedule", SCHEDULER),
     Use("srt.managers.schedule_policy:CLIP_MAX_NEW_TOKENS", IMPORT, "pools.memory", SCHEDULER, when="elastic"),
     Use("srt.managers:io_struct", IMPORT, "frontend.ids frontend.idle", SCHEDULER),
