@@ -120,3 +120,25 @@ def test_one_pass_for_several_adapters(
             histories[i] = histories[i] + output + words(rng, 7)
     assert bool(verified) == bool(DRAFTS[drafts])
     assert not verified or said / verified > 1.1
+
+
+def test_turns_of_a_streaming_session_with_other_adapters(
+    serve: Callable[..., Client],
+    models: Callable[[str], Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    """SGLang goes on from what the adapter of the turn before computed."""
+    judges, paths = {None: references(PRESET)}, []
+    for seed, name in enumerate("AB"):
+        judges[name] = Adapted(models(PRESET), adapter(tmp_path / name, models(PRESET), seed))
+        paths.append(f"{name}={tmp_path / name}")
+    client, rng = serve(PRESET, "--enable-lora", "--lora-paths", *paths, "--enable-streaming-session"), random.Random(5)
+    session = client.post("/open_session", {"capacity_of_str_len": 10_000, "streaming": True}).strip('"')
+    history: list[int] = []
+    for turn, name in enumerate((None, "A", "A", "B", None)):
+        new = words(rng, 150)
+        output, cached = client.generate(new, lora_path=name, session_params={"id": session})
+        judges[name].assert_greedy(history + new, output, f"turn {turn}, adapter {name},")
+        assert cached >= 300 if turn == 2 else cached < 160, "what the same adapter computed is there, and nothing else"
+        history += new + output

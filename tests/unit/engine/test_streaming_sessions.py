@@ -109,3 +109,32 @@ def test_who_is_not_admitted_with_nobody_else_starves(
     adder = SimpleNamespace(tree_cache=None, page_size=1, running_batch=running, can_run_list=others)
     hooks.admit(lambda *_: AddReqResult.CONTINUE, adder, SimpleNamespace())
     assert coordinator.starved is starved
+
+
+@pytest.mark.parametrize(
+    ("last", "turn", "aborted", "released"),
+    [
+        ("A", "A", False, []),
+        ("A", "B", False, ["a"]),
+        (None, "B", False, ["a"]),
+        ("A", "B", True, []),
+    ],
+    ids=["the same adapter", "another", "none before", "refused beside one that runs"],
+)
+def test_a_turn_with_another_adapter_has_nothing_of_its_session(
+    last: str | None, turn: str, aborted: bool, released: list[str]
+) -> None:
+    scheduler = Scheduler({"a": (True, 1.0)})
+    session = scheduler.session_controller.sessions["a"]
+    session.req_nodes = {"one": SimpleNamespace(req=SimpleNamespace(extra_key=last))}
+    sessions.change_key(scheduler, SimpleNamespace(session=session, extra_key=turn, to_finish=aborted or None))
+    sessions.change_key(scheduler, SimpleNamespace(session=None, extra_key=turn, to_finish=None))
+    assert scheduler.released == released
+
+
+def test_a_first_turn_has_nothing_to_give_up() -> None:
+    scheduler = Scheduler({"a": (True, 1.0)})
+    session = scheduler.session_controller.sessions["a"]
+    session.req_nodes = {}
+    sessions.change_key(scheduler, SimpleNamespace(session=session, extra_key="A", to_finish=None))
+    assert scheduler.released == []

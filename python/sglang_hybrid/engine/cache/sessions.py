@@ -11,7 +11,7 @@ from typing import Any
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import clock
 from sglang_hybrid.engine.cache.hooks import coordinator_of
-from sglang_hybrid.engine.cache.requests import streams
+from sglang_hybrid.engine.cache.requests import namespace, streams
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,16 @@ def let_go(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     for req in scheduler.waiting_queue:
         if _keeps(scheduler, req) and compat.state_of(req).req_pool_idx is not None:
             compat.detach_kv(req)
+
+
+def change_key(scheduler: Any, req: Any) -> None:
+    """BEFORE hook of Scheduler._abort_on_queued_limit, asked with every request: a turn with another adapter or salt
+    than the last has nothing of its session's, which SGLang would go on from all the same."""
+    if not streams(req) or req.to_finish is not None:
+        return
+    name, done = req.session.session_id, [node.req for node in req.session.req_nodes.values()]
+    if done and namespace(done[-1]) != namespace(req) and name in scheduler.tree_cache.session.slots:
+        scheduler.tree_cache.release_session(name)
 
 
 def end_crowded_out(original: Callable[..., bool], scheduler: Any, req: Any) -> bool:
