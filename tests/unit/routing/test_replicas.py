@@ -65,17 +65,28 @@ def test_one_that_is_gone_gets_nothing(replicas: Replicas) -> None:
     assert replicas.choose(prompt, None, []) is None, "SGLang says so"
 
 
-def test_what_is_sent_counts_until_two_loads_were_read(replicas: Replicas) -> None:
-    """The first may have been taken before it arrived; one that is as old as the last says nothing new."""
-    said = Load(1.0, 0, 0, 1 << 20, 100)
+def test_what_is_sent_counts_until_a_load_must_have_it(replicas: Replicas) -> None:
+    """One may have been taken before it arrived; one that is as old as the last says nothing new."""
+    said = Load(0.1, 0, 0, 1 << 20, 100)
     replicas.hear({0: said})
-    replicas.choose(words(5, 500), None, [0])
-    running = []
-    for at in (1.0, 2.0, 2.0, 3.0):
-        replicas.hear({0: said._replace(at=at)})
-        running.append(replicas._offer(0, []).running)
-    assert running == [1, 1, 1, 0]
-    assert replicas._offer(0, []).waiting_tokens == 0
+    for ats, counted in (((0.1, 0.2, 0.2, 0.3), [1, 1, 1, 0]), ((0.3, 1.2), [1, 0])):
+        replicas.choose(words(5, 500), None, [0])
+        running = []
+        for at in ats:
+            replicas.hear({0: said._replace(at=at)})
+            running.append(replicas._offer(0, []).running)
+        assert running == counted
+        assert replicas._offer(0, []).waiting_tokens == 0
+
+
+def test_short_turns_stay_too(replicas: Replicas) -> None:
+    """What the turn before left to compute there is over."""
+    chat, at = words(9, 200), 2.0
+    where = replicas.choose(chat, None, RANKS)
+    for _ in range(6):
+        replicas.hear({rank: Load(at, 0, 0, 1 << 20, 100) for rank in RANKS})
+        chat, at = chat + words(int(at), 40), at + 2
+        assert replicas.choose(chat, None, RANKS) == where
 
 
 def test_what_kv_has_no_room_for_is_forgotten(replicas: Replicas) -> None:
