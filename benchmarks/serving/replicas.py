@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=16)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--preset", default="gdn-medium")
+    parser.add_argument("--preset", default="gdn")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rows: dict[str, dict[str, float]] = {}
