@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.prompts import HEAD, OVERLAP, TREE, words
 from tests.engine.support import Client, Reference
+from tests.engine.test_sessions import opened
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -134,7 +135,7 @@ def test_turns_of_a_streaming_session_with_other_adapters(
         judges[name] = Adapted(models(PRESET), adapter(tmp_path / name, models(PRESET), seed))
         paths.append(f"{name}={tmp_path / name}")
     client, rng = serve(PRESET, "--enable-lora", "--lora-paths", *paths, "--enable-streaming-session"), random.Random(5)
-    session = client.post("/open_session", {"capacity_of_str_len": 10_000, "streaming": True}).strip('"')
+    session = opened(client, streaming=True)
     history: list[int] = []
     for turn, name in enumerate((None, "A", "A", "B", None)):
         new = words(rng, 150)

@@ -4,7 +4,7 @@ Nobody tells it what they hold, so what a replica was sent last stands for it, a
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,30 +28,35 @@ class Load(NamedTuple):
 UNHEARD = Load(0.0, 0, 0, 1 << 20, 1 << 30)
 """Of a replica that has not said anything yet."""
 
-
 LATER_S = 1.0
 """What was sent so long before a load was taken is in it, unless a pass took longer."""
 
 
-class _Way:
-    """What was sent to a replica and may not be in its load: until the second one that is read, or one taken later."""
+class _Replica:
+    """Its last load, and what was sent to it that may not be in there: until the second load that is read behind it, or
+    one that was taken later."""
 
     def __init__(self) -> None:
-        self._reads, self.tokens = 0, 0
+        self.load = UNHEARD
+        self._reads, self._tokens = 0, 0
         self._sent: deque[tuple[float, int, int]] = deque()  # when, loads read before, tokens to compute
 
-    @property
-    def requests(self) -> int:
-        return len(self._sent)
-
-    def read(self, at: float) -> None:
+    def hear(self, load: Load) -> None:
+        if load.at == self.load.at:
+            return
+        self.load = load
         self._reads += 1
-        while self._sent and (self._reads - self._sent[0][1] >= 2 or at - self._sent[0][0] > LATER_S):
-            self.tokens -= self._sent.popleft()[2]
+        while self._sent and (self._reads - self._sent[0][1] >= 2 or load.at - self._sent[0][0] > LATER_S):
+            self._tokens -= self._sent.popleft()[2]
 
-    def add(self, now: float, tokens: int) -> None:
+    def send(self, now: float, tokens: int) -> None:
         self._sent.append((now, self._reads, tokens))
-        self.tokens += tokens
+        self._tokens += tokens
+
+    def offer(self, held_tokens: int) -> Offer:
+        running = self.load.requests + len(self._sent)
+        waiting, reach = self.load.waiting_tokens + self._tokens, Reach(held_tokens, held_tokens)
+        return Offer(reach, waiting, running, running >= self.load.most_requests)
 
 
 class Replicas:
@@ -63,16 +68,13 @@ class Replicas:
     def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
         self._policy = RestartPoints(clock)
-        self._loads: dict[int, Load] = {}
-        self._ways: dict[int, _Way] = {}
-        self._sent: dict[int, SentPages] = {}
+        self._replicas: defaultdict[int, _Replica] = defaultdict(_Replica)
+        self._sent: SentPages | None = None
 
     def hear(self, loads: Mapping[int, Load]) -> None:
         """The loads as they are now; one that is as old as the last is passed over."""
         for rank, load in loads.items():
-            if load.at != self._loads.get(rank, UNHEARD).at:
-                self._loads[rank] = load
-                self._ways.setdefault(rank, _Way()).read(load.at)
+            self._replicas[rank].hear(load)
 
     def choose(self, tokens: Tokens | list[int], salt: str | None, ranks: Sequence[int]) -> int | None:
         """The one of `ranks` that is to get the prompt `tokens`, and will; None if the prompt is shorter than a page.
@@ -82,21 +84,14 @@ class Replicas:
         names = block_hashes(tokens[:-1], self.PAGE_TOKENS, salt)
         if not names or not ranks:
             return None
-        offers = {str(rank): self._offer(rank, names) for rank in ranks}
-        chosen = int(self._policy.choose(Prompt(len(tokens), names, self.PAGE_TOKENS), offers))
-        self._ways.setdefault(chosen, _Way()).add(self._clock(), self._policy.left_tokens)
-        self._sent_to(chosen).add("", names)
-        return chosen
-
-    def _offer(self, rank: int, names: Sequence[int]) -> Offer:
-        load, way = self._loads.get(rank, UNHEARD), self._ways.setdefault(rank, _Way())
-        held = self._sent_to(rank).pages("", names) * self.PAGE_TOKENS
-        running = load.requests + way.requests
-        return Offer(Reach(held, held), load.waiting_tokens + way.tokens, running, running >= load.most_requests)
-
-    def _sent_to(self, rank: int) -> SentPages:
-        sent = self._sent.get(rank)
-        if sent is None:
-            room = self._loads.get(rank, UNHEARD).kv_tokens // self.PAGE_TOKENS
-            sent = self._sent[rank] = SentPages(max(1, room))
-        return sent
+        if self._sent is None:  # replicas are alike
+            room = max(self._replicas[rank].load.kv_tokens for rank in ranks)
+            self._sent = SentPages(max(1, room // self.PAGE_TOKENS))
+        offers = {}
+        for rank in ranks:
+            held = self._sent.pages(str(rank), names) * self.PAGE_TOKENS
+            offers[str(rank)] = self._replicas[rank].offer(held)
+        chosen = self._policy.choose(Prompt(len(tokens), names, self.PAGE_TOKENS), offers)
+        self._replicas[int(chosen)].send(self._clock(), self._policy.left_tokens)
+        self._sent.add(chosen, names)
+        return int(chosen)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from sglang_hybrid.routing.index import block_hashes
 from sglang_hybrid.routing.replicas import Load, Replicas
 
 RANKS = (0, 1, 2, 3)
@@ -74,9 +75,9 @@ def test_what_is_sent_counts_until_a_load_must_have_it(replicas: Replicas) -> No
         running = []
         for at in ats:
             replicas.hear({0: said._replace(at=at)})
-            running.append(replicas._offer(0, []).running)
+            running.append(replicas._replicas[0].offer(0).running)
         assert running == counted
-        assert replicas._offer(0, []).waiting_tokens == 0
+        assert replicas._replicas[0].offer(0).waiting_tokens == 0
 
 
 def test_short_turns_stay_too(replicas: Replicas) -> None:
@@ -94,9 +95,7 @@ def test_what_kv_has_no_room_for_is_forgotten(replicas: Replicas) -> None:
     old = words(6, 600)
     for prompt in (old, *[words(7 + number, 600) for number in range(3)]):
         replicas.choose(prompt, None, [0])
-    assert replicas._offer(0, []).reach.kv_tokens == 0
-    assert len(replicas._sent[0]) == 1
-    assert replicas._sent[0].pages("", [1]) == 0
+    assert [replicas._sent.pages("0", block_hashes(each[:-1], 64)) for each in (old, prompt)] == [0, 9]
 
 
 @pytest.mark.parametrize("count", [0, 1, 64])
