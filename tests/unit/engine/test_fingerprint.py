@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,3 +52,12 @@ def test_the_launcher_leaves_it_for_the_server(tmp_path: Path) -> None:
     assert os.environ[fingerprint.ENVIRONMENT_KEY] == fingerprint.of(made, CONFIG)
     fingerprint.leave("of/the-hub", None)
     assert fingerprint.ENVIRONMENT_KEY not in os.environ, "not known before it is fetched"
+
+
+def test_how_weights_are_quantized_is_left_too() -> None:
+    """An FP8 reading of a bfloat16 checkpoint has the checkpoint's fingerprint, and other KV."""
+    left = []
+    for quantization in (None, "fp8"):
+        fingerprint.leave("of/the-hub", None, SimpleNamespace(quantization=quantization))
+        left.append(os.environ[fingerprint.QUANTIZED_KEY])
+    assert left[0] != left[1]

@@ -45,6 +45,7 @@ class Broken:
 def weights_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_updates", 0)
     monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "aa")
+    monkeypatch.delenv(fingerprint.QUANTIZED_KEY, raising=False)
     monkeypatch.setenv(looks.ENVIRONMENT_KEY, "server")
 
 
@@ -82,6 +83,9 @@ def test_entries_are_those_of_the_same_weights_types_and_layout(monkeypatch: pyt
     assert name(controller(kv="float8_e5m2")) != mine, "its bytes are of one type with those of float8_e4m3fn"
     alone = SimpleNamespace(mem_pool_host=controller().mem_pool_host.entries[0].host_pool)
     assert name(alone) == mine, "a pool that is in no group"
+    monkeypatch.setenv(fingerprint.QUANTIZED_KEY, '["fp8"]')
+    assert name(controller()) != mine, "KV of quantized weights"
+    monkeypatch.delenv(fingerprint.QUANTIZED_KEY)
     monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "bb")
     assert name(controller()) != mine
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.looks import ENVIRONMENT_KEY as SERVER
 from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
+from sglang_hybrid.engine.launch.fingerprint import QUANTIZED_KEY
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
@@ -77,7 +78,7 @@ def name(config: Any, controller: Any, *_: Any, **__: Any) -> Any:
     pools = [(str(entry.name), entry.host_pool) for entry in getattr(held, "entries", ())] or [("kv", held)]
     kinds = ("dtype", "conv_dtype", "temporal_dtype", "layout", "size_per_token")
     shapes = sorted((pool, *(str(getattr(host, kind, None)) for kind in kinds), _read_as(host)) for pool, host in pools)
-    known = [os.environ.get(FINGERPRINT), shapes]
+    known = [os.environ.get(FINGERPRINT), os.environ.get(QUANTIZED_KEY), shapes]
     if _updates:  # nobody else has such weights, as far as anybody knows
         known += [os.environ.get(SERVER), _updates]
     told = sha256(json.dumps(known).encode()).hexdigest()[:16]

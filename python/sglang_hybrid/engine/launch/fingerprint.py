@@ -17,14 +17,22 @@ from sglang_hybrid.engine.launch.folder import WEIGHT_SUFFIXES
 ENVIRONMENT_KEY = "SGLANG_HYBRID_MODEL_FINGERPRINT"
 """Where the launcher leaves it for `/server_info` (`frontend/access.py`)."""
 
+QUANTIZED_KEY = "SGLANG_HYBRID_QUANTIZED_AS"
+"""Where the launcher leaves what the weights are read as; storage has no entries of one reading for another."""
+
+_QUANTIZATION = ("quantization", "quantization_param_path", "modelopt_quant", "rl_quant_profile")
 _END_BYTES = 1 << 16
 NOT_THE_MODEL = ("_name_or_path", "transformers_version")
 """What a copy of a configuration may have differently."""
 
 
-def leave(path: str, config: dict[str, Any] | None) -> None:
-    """Put the fingerprint of the model in the folder `path` into the environment; nothing where it is no folder yet."""
+def leave(path: str, config: dict[str, Any] | None, namespace: Any = None) -> None:
+    """Put the fingerprint of the model in the folder `path` into the environment; nothing where it is no folder yet.
+
+    Beside it how SGLang's settings, `namespace`, quantize the weights.
+    """
     os.environ.pop(ENVIRONMENT_KEY, None)
+    os.environ[QUANTIZED_KEY] = json.dumps([getattr(namespace, name, None) for name in _QUANTIZATION])
     if config is not None:
         os.environ[ENVIRONMENT_KEY] = of(Path(path).expanduser(), config)
 

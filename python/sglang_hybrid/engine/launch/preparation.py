@@ -79,7 +79,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
         checks.note(namespace, model),
     )
     config.leave()
-    fingerprint.leave(model.path, model.config)
+    fingerprint.leave(model.path, model.config, namespace)
     looks.leave()
     registration.verify()
     return final, [note for note in notes if note]
