@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -18,6 +18,10 @@ from sglang_hybrid.cluster.workers import Workers
 
 BUSY = (429, 502, 503)
 """Of a worker that cannot take a request now."""
+
+ERROR_BYTES = 1 << 20
+ERROR_S = 5.0
+"""For the body of an error: the request goes to another worker behind it, and it need never end."""
 
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "transfer-encoding",
@@ -77,9 +81,8 @@ class Answers:
                 try:
                     busy = answer.status in BUSY
                     if busy or (answer.status >= 500 and not errors_are_final):
-                        told = web.Response(
-                            status=answer.status, body=await answer.read(), headers=forwarded(answer.headers)
-                        )
+                        body = await _error_of(answer)
+                        told = web.Response(status=answer.status, body=body, headers=forwarded(answer.headers))
                         return Failure(worker, not busy, told, blames=not busy)
                     return Begun(answer, await answer.content.readany())
                 except BaseException:
@@ -127,6 +130,17 @@ class Answers:
             return Failure(worker, lost=False, why=f"{worker}: {why}")
         self._workers.doubt(worker, why if isinstance(error, TimeoutError) else f"it broke off {what}: {why}")
         return Failure(worker, lost=True, why=f"{worker}: {worker.why}")
+
+
+async def _error_of(answer: aiohttp.ClientResponse) -> bytes:
+    """The body of an error, which is kept while other workers are asked: no more than what comes in time, cut."""
+    body = bytearray()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ERROR_S):
+            while len(body) < ERROR_BYTES and (chunk := await answer.content.readany()):
+                body += chunk
+    answer.close()  # or give it back to the pool, where all of it was read
+    return bytes(body[:ERROR_BYTES])
 
 
 @asynccontextmanager

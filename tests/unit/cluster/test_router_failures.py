@@ -11,7 +11,9 @@ import aiohappyeyeballs
 import aiohttp
 import pytest
 
+from sglang_hybrid.cluster import answers
 from sglang_hybrid.cluster import workers as workers_module
+from sglang_hybrid.cluster.worker import Worker
 from tests.unit.cluster.fake import FakeWorker, cluster, until
 
 
@@ -153,5 +155,46 @@ def test_a_router_without_a_file_left_takes_no_worker_for_gone(number: int, monk
             async with await runs as answer:
                 assert answer.status == 200
             assert {answer.status for answer in await asyncio.gather(*more)} <= {200, 503}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_error_without_end_holds_up_no_request(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its length is what it says, or there is none; the other worker answers."""
+    monkeypatch.setattr(answers, "ERROR_BYTES", 1000)
+    monkeypatch.setattr(answers, "ERROR_S", 0.1 if silent else 60.0)
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Full\r\nConnection: close\r\n\r\n" + b"x" * 100)
+        try:
+            while not silent:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+            await reader.read()
+            await reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        bad = FakeWorker()
+        async with cluster(bad, FakeWorker(), routing="round_robin") as (url, client, workers):
+            server = await asyncio.start_server(endless, "127.0.0.1", 0)
+            proxied = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            [worker] = [each for each in workers.all.values() if each.url == bad.url]
+            ask = answers.Answers.ask
+
+            def asked(self: answers.Answers, request: Any, part: answers.Part) -> Any:
+                there = part.worker.url if part.worker is not worker else proxied
+                return ask(self, request, part._replace(worker=Worker(there)))
+
+            monkeypatch.setattr(answers.Answers, "ask", asked)
+            async with asyncio.timeout(50):
+                for _ in range(4):
+                    async with client.post(f"{url}/generate", json={"text": "a"}) as answer:
+                        assert answer.status == 200
+            server.close()
 
     asyncio.run(run())
