@@ -9,6 +9,7 @@ import pytest
 
 from sglang_hybrid.engine.frontend import drain, looks
 from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
 from tests.versions import since
 
@@ -114,6 +115,13 @@ def test_a_pause_ends_before_the_requests_are_waited_for(manager: Manager, said:
     assert not stop.asked.get(), "what ends a server otherwise was not asked for"
     assert manager.said == said
     assert manager.looks == 3, "nothing happens before the signal"
+
+
+@pytest.mark.parametrize("kind", ["tokenizer_manager:TokenizerManager", "multi_tokenizer_mixin:TokenizerWorker"])
+def test_a_pause_is_seen_to_in_one_http_process_and_in_several(kind: str) -> None:
+    """SGLang's worker has a pause of its own, which does not call the manager's."""
+    rows = {hook.target for hook in HOOKS if hook.function == "frontend.drain:pause"}
+    assert f"srt.managers.{kind}.pause_generation" in rows
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,13 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_TOKENIZER + "TokenizerManager.unload_lora_adapter", "AROUND", "frontend.adapters:forget", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._unload_lora_adapter_locked", "AROUND", "frontend.adapters:unload", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.pause_generation", "AROUND", "frontend.drain:pause", HTTP),
+    Hook(  # of several HTTP processes, which do not call the one above
+        "srt.managers.multi_tokenizer_mixin:TokenizerWorker.pause_generation",
+        "AROUND",
+        "frontend.drain:pause",
+        HTTP,
+        required=False,
+    ),
     Hook("uvicorn.server:Server.main_loop", "BEFORE", "frontend.drain:serve", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
