@@ -40,6 +40,34 @@ def test_only_what_was_released_is_resumed(
     assert type(answer).__name__ == ("ResumeMemoryOccupationReqOutput" if resumed is None else "str")
 
 
+@pytest.mark.parametrize(
+    ("released", "asked", "then"),
+    [
+        (set(), None, None),
+        (set(), ["kv_cache"], ["kv_cache"]),
+        ({"kv_cache"}, ["weights", "kv_cache"], ["weights"]),
+        ({"kv_cache"}, None, ["cuda_graph", "weights"]),
+    ],
+)
+def test_what_is_released_already_is_not_released_again(
+    released: set[str], asked: list[str] | None, then: list[str] | None
+) -> None:
+    """An untouched message keeps the tags that it has, none included: elastic memory reads them too."""
+    message = SimpleNamespace(tags=asked)
+    answer = mistakes.release(lambda _, said: said.tags, SimpleNamespace(offload_tags=released), message)
+    assert answer == then
+
+
+@pytest.mark.parametrize("asked", [None, ["weights"]])
+def test_nothing_is_left_to_release(asked: list[str] | None) -> None:
+    def original(*_: Any) -> None:
+        pytest.fail("SGLang would copy weights whose memory is gone")
+
+    released = {"kv_cache", "weights", "cuda_graph"}
+    answer = mistakes.release(original, SimpleNamespace(offload_tags=released), SimpleNamespace(tags=asked))
+    assert type(answer).__name__ == "ReleaseMemoryOccupationReqOutput"
+
+
 def test_weights_for_a_group_that_nobody_made_are_not_sent() -> None:
     def original(worker: dict[str, Any], message: str) -> tuple[bool, str]:
         return worker[message]

@@ -130,6 +130,7 @@ FRONTEND: tuple[Hook, ...] = (
         "frontend.mistakes:open_session",
         SCHEDULER,
     ),
+    Hook(UPDATER + "release_memory_occupation", "AROUND", "frontend.mistakes:release", SCHEDULER),
     Hook(UPDATER + "resume_memory_occupation", "AROUND", "frontend.mistakes:resume", SCHEDULER),
     Hook(UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
     Hook(UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),

@@ -53,7 +53,7 @@ USES: tuple[Use, ...] = (
     ),
     Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
     Use("srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", IMPORT, "cache.hooks", SCHEDULER),
-    Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "pools.hooks", SCHEDULER, when="elastic"),
+    Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "frontend.mistakes pools.hooks", SCHEDULER),
     Use("srt.managers.io_struct:OpenSessionReqOutput", IMPORT, "frontend.mistakes", SCHEDULER),
     Use("srt.managers.io_struct:ResumeMemoryOccupationReqOutput", IMPORT, "frontend.mistakes pools.hooks", SCHEDULER),
     Use("srt.constants:GPU_MEMORY_ALL_TYPES", IMPORT, "frontend.mistakes", SCHEDULER),
