@@ -14,6 +14,7 @@
 | weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
 | an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
 | so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
+| so does a request while memory is released              | 503, with what brings it back          | released.py      |
 | so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
 | of N replicas one has what a request goes on from       | it goes to that one                    | dispatch.py      |
 | beams of a hybrid go on from states of others           | 400                                    | beams.py         |
@@ -31,7 +32,7 @@
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
-`ids.py`, `grammars.py`, `idle.py`, `mistakes.py` and `beams.py` act in the scheduler, `labels.py` in both,
-`dispatch.py` between them.
+`ids.py`, `grammars.py`, `idle.py`, `mistakes.py`, `released.py` and `beams.py` act in the scheduler, `labels.py` in
+both, `dispatch.py` between them.
 `engine/surface/hooks.py` registers all of it, `limits.py` holds the bounds; docs/security.md lists them.
 """

@@ -237,7 +237,8 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(_RECEIVER + "_pull_raw_reqs", "AFTER", "cache.clock:stamp", SCHEDULER),
     Hook(_RECEIVER + "_split_work_and_control_reqs", "AFTER", "cache.clock:keep_with_work", SCHEDULER),
-    # Runs after the next: a request that is held has left its stamp.
+    # Each runs after the next: a request that is held has left its stamp, and one is refused when it would be handled.
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.released:refuse", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.idle:hold", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
