@@ -56,7 +56,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         state, before = trained["network"], trained["before"]
         if before:
             state = weights.halfway(options.model, state, before[-1]["sha256"])
-        weights.write(options.model, state, file)
+        weights.write(state, file)
         content |= {
             "sha256": (digest := weights.digest(file)),
             **{name: trained[name] for name in ("tokens", "curve")},

@@ -55,7 +55,7 @@ def _train(options: argparse.Namespace) -> None:
     trained, seen = drafting.train(reader, options.steps, options.seed, say)
     seconds = time.monotonic() - begun
     file = weights.head_path(model) if options.publish else options.out / weights.head_path(model).name
-    weights.write(model, {PREFIX + name: weight for name, weight in trained.state_dict().items()}, file)
+    weights.write({PREFIX + name: weight for name, weight in trained.state_dict().items()}, file)
     trained = drafting.load(file)
     rows: list[dict[str, Any]] = []
     for length in LENGTHS:

@@ -24,12 +24,12 @@ MARKS = {"clairvoyant": ("^", "0.25"), "bound": ("v", "0.5"), "unbounded": ("s",
 _MOST_TICKS = 8
 
 
-def plot_hit_rates(report: Report, path: Path, dpi: int = 120) -> None:
+def plot_hit_rates(report: Report, path: Path) -> None:
     """Write an image; raises ConfigError when matplotlib is missing or there is nothing to draw."""
     pyplot = load_pyplot()
     figure = draw(report)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 

@@ -127,9 +127,8 @@ def test_a_bad_head_is_one_line(damage: str, tmp_path: Path, monkeypatch: pytest
         weights.head_path(MODEL).write_bytes(published[: len(published) // 2])
     else:
         card = weights.card(MODEL)
-        weights.write(
-            MODEL, weights.network(MODEL).state_dict() | {"model.norm.weight": torch.ones(192)}, weights.path(MODEL)
-        )
+        other = weights.network(MODEL).state_dict() | {"model.norm.weight": torch.ones(192)}
+        weights.write(other, weights.path(MODEL))
         card["sha256"] = weights.digest(weights.path(MODEL))
         (tmp_path / f"{MODEL}.json").write_text(json.dumps(card))
     with pytest.raises(ConfigError, match=r"head .*head\.safetensors") as error:

@@ -78,7 +78,7 @@ def test_transformers_gives_the_same_logits(model: str, tmp_path: Path) -> None:
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
-    weights.write(model, network.state_dict(), tmp_path / "trained.safetensors")
+    weights.write(network.state_dict(), tmp_path / "trained.safetensors")
     weights.build(tmp_path, model, tmp_path / "trained.safetensors")
     ours = weights.network(model, tmp_path / "trained.safetensors")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()

@@ -97,7 +97,7 @@ def test_bad_weights_are_one_line(damage: str, tmp_path: Path, monkeypatch: pyte
         weights.path("reader-gdn").write_bytes(published[: len(published) // 2])
     elif damage == "others":
         given = tmp_path / "given.safetensors"
-        weights.write("reader-gdn", {"a": torch.zeros(2)}, given)
+        weights.write({"a": torch.zeros(2)}, given)
     with pytest.raises(ConfigError, match=r"train reader-gdn anew .*safetensors") as error:
         demo_model.build(tmp_path / "built", "reader-gdn", given)
     assert "\n" not in str(error.value)

@@ -90,7 +90,7 @@ def halfway(model: str, state: dict[str, Any], began: str) -> dict[str, Any]:
     return {name: (first[name] + weight.detach().cpu().float()) / 2 for name, weight in state.items()}
 
 
-def write(model: str, state: dict[str, Any], file: Path) -> None:
+def write(state: dict[str, Any], file: Path) -> None:
     """Write a network's weights rounded to bfloat16; the file is there whole or not at all."""
     import torch
     from safetensors.torch import save_file
