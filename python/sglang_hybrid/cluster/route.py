@@ -166,8 +166,10 @@ async def serve(
             for task in others:
                 task.cancel()
         finally:
-            await drained(runner, router)
-            await workers.stop()
+            try:
+                await drained(runner, router)
+            finally:  # a second signal ends up here, and a look over a closed session is a traceback
+                await workers.stop()
     return 0
 
 

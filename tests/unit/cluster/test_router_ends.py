@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import signal
 
 import pytest
 
 from sglang_hybrid.cluster import route
 from sglang_hybrid.cluster import workers as workers_module
+from sglang_hybrid.core.process import free_port
 from tests.unit.cluster.fake import FakeWorker, cluster, until
 from tests.unit.cluster.test_router_doubts import ended, hung, said
 
@@ -47,6 +50,37 @@ def test_one_that_is_told_to_stop_ends_what_it_has_and_gets_nothing_new() -> Non
             assert worker.life == life + 1
 
     asyncio.run(run())
+
+
+def test_a_second_signal_ends_a_router_at_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    options = argparse.Namespace(
+        host="127.0.0.1", port=free_port(), routing="round_robin", api_key=None, max_body_mb=1.0
+    )
+    url = f"http://127.0.0.1:{options.port}"
+
+    async def run() -> None:
+        one = FakeWorker()
+        async with cluster(one) as (_, client, _):
+            ready = asyncio.Event()
+
+            async def beside() -> None:
+                ready.set()
+
+            serving = asyncio.create_task(route.serve(options, [one.url], beside))
+            await ready.wait()
+            tasks = await hung(one, client, url, 1)
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+                await asyncio.sleep(0.1)
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+            await asyncio.sleep(0.2)  # some looks
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not [record.message for record in caplog.records if record.message.startswith("looking at worker")]
 
 
 def test_where_all_are_told_to_stop_a_client_is_told_so() -> None:

@@ -1,11 +1,13 @@
 """A stop in a pause, with a manager that stands for SGLang's."""
 
 import asyncio
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
 from sglang_hybrid.engine.frontend import drain, looks
 from sglang_hybrid.engine.launch import stop
@@ -77,6 +79,43 @@ def test_a_worker_ends_as_uvicorn_would(monkeypatch: pytest.MonkeyPatch) -> None
     drain.serve(server)
     asyncio.run(drain.drain(ends, Worker(paused=False)))
     assert server.should_exit
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na"]
+)
+def test_a_client_that_neither_reads_nor_sends_does_not_keep_a_server(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """uvicorn waits for its connections without end; the client here fetches nothing of 20 MB."""
+    busy = asyncio.Event()
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        busy.set()
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200})
+        for _ in range(200):
+            await send({"type": "http.response.body", "body": b"a" * 100_000, "more_body": True})
+
+    async def stops(server: uvicorn.Server) -> None:
+        await busy.wait()
+
+        async def ends(_: Any) -> None:
+            server.should_exit = True
+
+        await drain.drain(ends, Manager(paused=False))
+
+    async def serves() -> None:
+        config = uvicorn.Config(app, lifespan="off", log_config=None)
+        server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+        monkeypatch.setattr(drain, "_servers", [server])
+        with socket.create_connection(listening.getsockname()) as client:
+            client.sendall(sent)
+            await asyncio.gather(server._serve([listening]), stops(server))
+
+    monkeypatch.setattr(drain, "DELIVER_S", 0.05)
+    asyncio.run(asyncio.wait_for(serves(), 20))
 
 
 def test_the_end_of_a_server_does_not_wait_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

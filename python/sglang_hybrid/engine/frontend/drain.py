@@ -2,7 +2,9 @@
 
 SGLang waits too, for requests that nobody lets go on, and for its first one, which nobody answers any more where the
 server is told to stop before it. With `--tokenizer-worker-num` the first worker without requests ends the scheduler
-under those of the others, which then wait for ever. Runs in every HTTP process.
+under those of the others, which then wait for ever. uvicorn waits for every connection that is open, without end: one
+client that reads no more of its answer, or never sends the rest of its request, would keep a server from ending. Runs
+in every HTTP process.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 PATIENCE_S = 10.0
 """How long a pause may take to end: it cannot while the one that began it still waits."""
+
+DELIVER_S = 20.0
+"""For clients to fetch answers that are done, once a server was told to stop."""
 
 _closed = threading.Event()
 _servers: list[Any] = []
@@ -66,7 +71,18 @@ async def drain(original: Callable[..., Any], manager: Any) -> Any:
         if hasattr(manager, "set_server_stop_hook"):  # not in 0.5.17, which ends the process
             manager.set_server_stop_hook(_stop_serving)
     stop.asked.set(True)  # in this task alone: what else ends the server meanwhile was not asked for
-    return await original(manager)
+    done = await original(manager)
+    asyncio.get_running_loop().call_later(DELIVER_S, _hang_up)
+    return done
+
+
+def _hang_up() -> None:
+    """Cut off who is still connected: all requests have ended, so these do not read, or do not send."""
+    for server in _servers:
+        if left := list(server.server_state.connections):
+            logger.warning("%d clients still connected %.0f s after the last answer: cut off", len(left), DELIVER_S)
+        for connection in left:
+            connection.transport.abort()
 
 
 def _stop_serving() -> None:
