@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.frontend import identity
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import documents
 
@@ -100,7 +101,8 @@ async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -
     from fastapi import HTTPException
 
     try:
-        return await original(dependant=dependant, **kwargs)
+        with identity.shared():
+            return await original(dependant=dependant, **kwargs)
     except ValueError as error:
         logger.warning("a bad request: %s", shown(str(error)))
         raise HTTPException(400, str(error)) from error

@@ -149,6 +149,7 @@ FRONTEND: tuple[Hook, ...] = (
         HTTP,
         required=False,
     ),
+    Hook("srt.managers.multi_tokenizer_mixin:TokenizerWorker.__init__", "AFTER", "frontend.identity:join", HTTP),
     Hook("uvicorn.server:Server.main_loop", "BEFORE", "frontend.drain:serve", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
