@@ -19,10 +19,15 @@ _LARGEST_ID = 2**32 - 1
 _LEVELS = range(4)
 _WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
+_REPLICAS = "weights of several replicas (--dp-size) come from a folder, /update_weights_from_disk: "
 _MISTAKEN: dict[str, tuple[type[Exception], str]] = {
     "vertex_generate": (TypeError, "parameters are those of /generate: "),
     "start_profile_async": (RuntimeError, ""),
     "stop_profile_async": (RuntimeError, ""),
+    "update_weights_from_tensor": (AssertionError, _REPLICAS),
+    "update_weights_from_distributed": (AssertionError, _REPLICAS),
+    "init_weights_update_group": (AssertionError, _REPLICAS),
+    "destroy_weights_update_group": (AssertionError, _REPLICAS),
     "remove_external_corpus": (AttributeError, 'the body is an object, {"corpus_id": ...}: '),
 }
 """Endpoints that raise something else for a client's mistake, and what it means."""
@@ -106,7 +111,7 @@ async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -
     except ValueError as error:
         logger.warning("a bad request: %s", shown(str(error)))
         raise HTTPException(400, str(error)) from error
-    except (AttributeError, RuntimeError, TypeError) as error:
+    except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
         kind, meant = _MISTAKEN.get(getattr(dependant.call, "__name__", ""), (ValueError, ""))
         if not isinstance(error, kind):
             raise

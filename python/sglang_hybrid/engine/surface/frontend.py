@@ -173,6 +173,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.entrypoints.engine:Engine.shutdown", "AROUND", "launch.embedded:shutdown", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "AROUND", "launch.embedded:keep_signals", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._wait_one_response", "AROUND", "launch.embedded:hear", HTTP),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "AROUND", "launch.embedded:check", HTTP),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
     Hook(
