@@ -49,6 +49,7 @@ def sampled(**params: Any) -> Any:
 def test_ordinary_requests_pass() -> None:
     arrive(rid="chat-1", priority=3, cache_salt="a\nb", extra_key="", session_id="s", logprob_start_len=-1)
     arrive(input_ids=[[5], [6, 7]], rid=["a", "b"], top_logprobs_num=[1, 0], sampling_params=[{"n": 2}, {"n": 2}])
+    arrive(input_ids=[[5], [6]], sampling_params=[{"max_new_tokens": 3}, None])
     arrive(input_ids=None, text="hello", token_ids_logprob=[1, 2], return_logprob=True, top_logprobs_num=VOCABULARY)
     arrive(input_ids=[], session_params={"id": "s", "rid": "r", "replace": True})
     arrive(rid=["a"], cache_salt=["s"], extra_key=["k"], lora_path=["l"], sampling_params={"n": 2})

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_hybrid.core.errors import IncompatibleEngine
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend import workers
+from sglang_hybrid.engine.frontend import identity, workers
 from sglang_hybrid.engine.surface import registration
 from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, full_name
@@ -30,7 +30,7 @@ def test_whoever_takes_the_arguments_proves_the_hooks(monkeypatch: pytest.Monkey
 def test_a_process_without_plugins_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "_required", [])
     with pytest.raises(IncompatibleEngine, match=r"SGLANG_PLUGINS name sglang_hybrid.* no plugin was loaded"):
-        workers.enter()
+        workers.enter(identity.make())
 
 
 def test_sglang_hands_its_workers_what_the_hook_returns(monkeypatch: pytest.MonkeyPatch) -> None:

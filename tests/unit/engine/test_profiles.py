@@ -76,6 +76,11 @@ def test_a_disk_that_is_full_costs_the_trace_alone(caplog: pytest.LogCaptureFixt
     ("name", "error", "said"),
     [
         ("stop_profile_async", RuntimeError("Call /start_profile first."), "Call /start_profile first."),
+        (
+            "update_weights_from_tensor",
+            AssertionError("dp_size must be 1"),
+            "/update_weights_from_disk: dp_size must be 1",
+        ),
         ("remove_external_corpus", AttributeError("'list' has no get"), 'an object, {"corpus_id": ...}'),
         ("generate", ValueError("too long"), "too long"),
     ],

@@ -100,7 +100,7 @@ def _require_params(obj: Any, prompts: int, single: bool, vocabulary: int, most:
             f"sampling_params are one object, or a list of one per prompt ({prompts}): {len(given)} objects"
         )
     each = given if isinstance(given, list) else [given or {}]
-    checked = [require_params(params, vocabulary) for params in each]
+    checked = [require_params(params or {}, vocabulary) for params in each]
     if given is not None:
         made = [params for params, _ in checked]
         obj.sampling_params = made if isinstance(given, list) else made[0]

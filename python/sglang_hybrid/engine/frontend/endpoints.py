@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.frontend import identity
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import documents
 
@@ -18,10 +19,15 @@ _LARGEST_ID = 2**32 - 1
 _LEVELS = range(4)
 _WITH_DOCUMENTS = ("AnthropicMessagesRequest", "AnthropicCountTokensRequest")
 
+_REPLICAS = "weights of several replicas (--dp-size) come from a folder, /update_weights_from_disk: "
 _MISTAKEN: dict[str, tuple[type[Exception], str]] = {
     "vertex_generate": (TypeError, "parameters are those of /generate: "),
     "start_profile_async": (RuntimeError, ""),
     "stop_profile_async": (RuntimeError, ""),
+    "update_weights_from_tensor": (AssertionError, _REPLICAS),
+    "update_weights_from_distributed": (AssertionError, _REPLICAS),
+    "init_weights_update_group": (AssertionError, _REPLICAS),
+    "destroy_weights_update_group": (AssertionError, _REPLICAS),
     "remove_external_corpus": (AttributeError, 'the body is an object, {"corpus_id": ...}: '),
 }
 """Endpoints that raise something else for a client's mistake, and what it means."""
@@ -100,11 +106,12 @@ async def call(original: Callable[..., Any], *, dependant: Any, **kwargs: Any) -
     from fastapi import HTTPException
 
     try:
-        return await original(dependant=dependant, **kwargs)
+        with identity.shared():
+            return await original(dependant=dependant, **kwargs)
     except ValueError as error:
         logger.warning("a bad request: %s", shown(str(error)))
         raise HTTPException(400, str(error)) from error
-    except (AttributeError, RuntimeError, TypeError) as error:
+    except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
         kind, meant = _MISTAKEN.get(getattr(dependant.call, "__name__", ""), (ValueError, ""))
         if not isinstance(error, kind):
             raise

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from sglang_hybrid.engine.frontend import identity
+
 KEY = "sglang_hybrid_hooks"
 """Where the passport lies in the scheduler's information that each worker gets; afterwards, the number of hooks."""
 
@@ -19,10 +21,13 @@ logger = logging.getLogger("sglang.srt.entrypoints.http_server")
 
 
 class Passport:
-    """Pickles to a call of `enter`."""
+    """Pickles to a call of `enter`, with the path of the board of `identity.py`."""
 
-    def __reduce__(self) -> tuple[Callable[[], int], tuple[()]]:
-        return enter, ()
+    def __init__(self, board: str) -> None:
+        self._board = board
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return enter, (self._board,)
 
 
 def leave(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -30,10 +35,10 @@ def leave(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> t
     from sglang_hybrid.engine.surface import registration
 
     registration.verify()
-    return (port_args, server_args, {**scheduler_info, KEY: Passport()}), {}
+    return (port_args, server_args, {**scheduler_info, KEY: Passport(identity.make())}), {}
 
 
-def enter() -> int:
+def enter(board: str) -> int:
     """In a worker that takes the arguments: apply the hooks, prove them, return their number.
 
     Raises IncompatibleEngine, which ends the worker before it opens its port.
@@ -46,5 +51,6 @@ def enter() -> int:
     stop.repeat_missed()
     load_plugins()
     proved = registration.verify()
+    identity.open_board(board)
     logger.info("sglang-hybrid is active in HTTP worker %d: %d hooks", os.getpid(), proved)
     return proved

@@ -210,6 +210,27 @@ def keep_signals(original: Callable[..., None], manager: Any) -> None:
     return None
 
 
+def hear(original: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of TokenizerManager._wait_one_response: what nobody waits for any more is not computed to its end.
+
+    A server hears that a client hangs up. Of a task that is cancelled, or a stream that is left, SGLang's engine hears
+    nothing: the request ran on to its last token, in a row that others waited for.
+    """
+    answers, engine = original(manager, obj, *args, **kwargs), of(manager)
+    return answers if engine is None else _heard(engine, obj.rid, manager.rid_to_state.get(obj.rid), answers)
+
+
+async def _heard(engine: Embedded, rid: str, state: Any, answers: Any) -> AsyncIterator[Any]:
+    try:
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
+    except (asyncio.CancelledError, GeneratorExit):
+        if not engine.why and state is not None and engine.manager.rid_to_state.get(rid) is state:  # it is not over
+            engine.manager.abort_request(rid)
+        raise
+
+
 def shutdown(original: Callable[..., None], engine: Any) -> None:
     """AROUND hook of Engine.shutdown, which kills all children of this process: its own end, and later calls raise."""
     global _ending

@@ -149,6 +149,7 @@ FRONTEND: tuple[Hook, ...] = (
         HTTP,
         required=False,
     ),
+    Hook("srt.managers.multi_tokenizer_mixin:TokenizerWorker.__init__", "AFTER", "frontend.identity:join", HTTP),
     Hook("uvicorn.server:Server.main_loop", "BEFORE", "frontend.drain:serve", HTTP),
     Hook("uvicorn.server:Server.shutdown", "BEFORE", "frontend.drain:close", HTTP),
     Hook("uvicorn.supervisors.multiprocess:Multiprocess.__init__", "AROUND", "launch.stop:keep_handlers", HTTP),
@@ -172,6 +173,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("srt.utils.common:kill_process_tree", "AROUND", "launch.stop:end_with_status", EVERY),
     Hook("srt.entrypoints.engine:Engine.shutdown", "AROUND", "launch.embedded:shutdown", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "AROUND", "launch.embedded:keep_signals", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager._wait_one_response", "AROUND", "launch.embedded:hear", HTTP),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "AROUND", "launch.embedded:check", HTTP),
     Hook("srt.server_args:PortArgs.init_new", "AFTER", "launch.leftovers:note", EVERY),
     Hook(
