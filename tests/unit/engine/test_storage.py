@@ -122,6 +122,25 @@ def test_a_failure_is_a_miss_and_is_said_once_in_a_while(caplog: pytest.LogCaptu
     assert "the disk is gone" in said
 
 
+def test_a_file_that_a_full_disk_cuts_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NumPy reports no error for a few bytes: the name would count as stored, and not be written again."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+
+    def full(storage: Any, key: str, value: torch.Tensor) -> bool:
+        Path(storage.file_path, f"{storage._get_suffixed_key(key)}.bin").touch()
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HiCacheFile, "set", full)
+        asked = files(tmp_path / "kept")
+    assert asked.set("a", torch.arange(8.0)) is False
+    assert not list((tmp_path / "kept").glob("*.bin"))
+    assert not asked.exists("a")
+    assert "is the disk full" in caplog.text
+
+
 @pytest.mark.parametrize("remembered", [False, True])
 def test_a_file_that_was_cut_is_written_again(tmp_path: Path, remembered: bool) -> None:
     """SGLang writes no file that is there: the prefix behind it would miss for ever."""

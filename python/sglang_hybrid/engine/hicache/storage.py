@@ -109,7 +109,8 @@ def guard(_: Any, controller: Any, *__: Any, **___: Any) -> None:
 
     if isinstance(storage, HiCacheFile):
         _remove_half_written(Path(storage.file_path))
-        storage.set, storage.get = _sealing(storage, storage.set), _opening(storage, storage.get, failures)
+        storage.set = _sealing(storage, storage.set, failures)
+        storage.get = _opening(storage, storage.get, failures)
         _quiet.failures = failures
         logging.getLogger(HiCacheFile.__module__).addFilter(_quiet)  # once, however often one is attached
 
@@ -128,14 +129,19 @@ def _checksum(storage: HiCacheFile, key: str, content: Tensor) -> bytes:
     return told.to_bytes(CHECKSUM_BYTES, "little")
 
 
-def _sealing(storage: HiCacheFile, write: Callable[..., Any]) -> Callable[..., Any]:
-    """`set` of a folder of files that puts a checksum behind the content."""
+def _sealing(storage: HiCacheFile, write: Callable[..., Any], failures: _Failures) -> Callable[..., Any]:
+    """`set` of a folder of files that puts a checksum behind the content, and leaves no file that a full disk cut."""
     import torch
 
     def sealing(key: str, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         content = value.contiguous().view(torch.uint8).reshape(-1)
         seal = torch.frombuffer(bytearray(_checksum(storage, key, content)), dtype=torch.uint8)
-        return write(key, torch.cat([content, seal]), *args, **kwargs)
+        done = write(key, torch.cat([content, seal]), *args, **kwargs)
+        if done and _size(storage, key) not in (None, content.nbytes + CHECKSUM_BYTES):  # NumPy may say nothing of it
+            if _remove(storage, key):
+                failures.say(f"took a part of a file only, which was removed; is the disk full? {storage.file_path}")
+            return False
+        return done
 
     return sealing
 
@@ -151,20 +157,35 @@ def _opening(storage: HiCacheFile, read: Callable[..., Any], failures: _Failures
         if found is not None and seal.numpy().tobytes() == _checksum(storage, key, content):
             target_location.view(torch.uint8).reshape(-1).copy_(content)
             return target_location
-        suffixed = storage._get_suffixed_key(key)
-        file = Path(storage.file_path, f"{suffixed}.bin")
-        try:
-            if found is None and file.stat().st_size == sealed.nbytes:
-                return None  # no damage: too many open files, or removed and written meanwhile
-            file.unlink()
-        except OSError:
-            return None
-        failures.say(f"gave a damaged file, which was removed, and its tokens are computed: {file}")
-        if storage.metadata_cache is not None:
-            storage.metadata_cache.remove(suffixed)
+        if found is None and _size(storage, key) == sealed.nbytes:
+            return None  # no damage: too many open files, or removed and written meanwhile
+        if _remove(storage, key):
+            failures.say(f"gave a damaged file, which was removed, and its tokens are computed: {_file(storage, key)}")
         return None
 
     return opening
+
+
+def _file(storage: HiCacheFile, key: str) -> Path:
+    return Path(storage.file_path, f"{storage._get_suffixed_key(key)}.bin")
+
+
+def _size(storage: HiCacheFile, key: str) -> int | None:
+    try:
+        return _file(storage, key).stat().st_size
+    except OSError:
+        return None
+
+
+def _remove(storage: HiCacheFile, key: str) -> bool:
+    """Whether it was there."""
+    try:
+        _file(storage, key).unlink()
+    except OSError:
+        return False
+    if storage.metadata_cache is not None:
+        storage.metadata_cache.remove(storage._get_suffixed_key(key))
+    return True
 
 
 def _guarded(
