@@ -1,4 +1,4 @@
-"""What cannot be is answered: nothing to resume, nobody to send weights to, weights that do not fit."""
+"""What cannot be is answered: nobody to send weights to, weights that do not fit."""
 
 from __future__ import annotations
 
@@ -12,60 +12,6 @@ import pytest
 import torch
 
 from sglang_hybrid.engine.frontend import beams, mistakes
-
-
-@pytest.mark.parametrize(
-    ("released", "asked", "resumed"),
-    [
-        (set(), None, None),
-        (set(), ["kv_cache"], None),
-        ({"kv_cache"}, None, ["kv_cache"]),
-        ({"kv_cache", "weights"}, ["weights", "weights"], ["weights"]),
-        ({"weights"}, ["kv_cache", "weights", "unheard of"], ["weights"]),
-    ],
-)
-def test_only_what_was_released_is_resumed(
-    released: set[str], asked: list[str] | None, resumed: list[str] | None
-) -> None:
-    seen: list[list[str]] = []
-
-    def original(updater: Any, message: Any) -> str:
-        seen.append(message.tags)
-        for tag in message.tags:
-            updater.offload_tags.remove(tag)  # as SGLang does, which raises KeyError
-        return "SGLang's answer"
-
-    answer = mistakes.resume(original, SimpleNamespace(offload_tags=released), SimpleNamespace(tags=asked))
-    assert seen == ([] if resumed is None else [resumed])
-    assert type(answer).__name__ == ("ResumeMemoryOccupationReqOutput" if resumed is None else "str")
-
-
-@pytest.mark.parametrize(
-    ("released", "asked", "then"),
-    [
-        (set(), None, None),
-        (set(), ["kv_cache"], ["kv_cache"]),
-        ({"kv_cache"}, ["weights", "kv_cache"], ["weights"]),
-        ({"kv_cache"}, None, ["cuda_graph", "weights"]),
-    ],
-)
-def test_what_is_released_already_is_not_released_again(
-    released: set[str], asked: list[str] | None, then: list[str] | None
-) -> None:
-    """An untouched message keeps the tags that it has, none included: elastic memory reads them too."""
-    message = SimpleNamespace(tags=asked)
-    answer = mistakes.release(lambda _, said: said.tags, SimpleNamespace(offload_tags=released), message)
-    assert answer == then
-
-
-@pytest.mark.parametrize("asked", [None, ["weights"]])
-def test_nothing_is_left_to_release(asked: list[str] | None) -> None:
-    def original(*_: Any) -> None:
-        pytest.fail("SGLang would copy weights whose memory is gone")
-
-    released = {"kv_cache", "weights", "cuda_graph"}
-    answer = mistakes.release(original, SimpleNamespace(offload_tags=released), SimpleNamespace(tags=asked))
-    assert type(answer).__name__ == "ReleaseMemoryOccupationReqOutput"
 
 
 def test_weights_for_a_group_that_nobody_made_are_not_sent() -> None:

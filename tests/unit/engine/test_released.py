@@ -65,3 +65,55 @@ def test_what_is_released_or_back_in_the_same_step_counts() -> None:
     served, late = request("a"), request("b")
     assert handled(at, [back, served, again, late]) == [back, served, again]
     assert [rid for _, rid in at.sent] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "asked", "resumed"),
+    [
+        (set(), None, None),
+        (set(), ["kv_cache"], None),
+        ({"kv_cache"}, None, ["kv_cache"]),
+        ({"kv_cache", "weights"}, ["weights", "weights"], ["weights"]),
+        ({"weights"}, ["kv_cache", "weights", "unheard of"], ["weights"]),
+    ],
+)
+def test_only_what_was_released_is_resumed(gone: set[str], asked: list[str] | None, resumed: list[str] | None) -> None:
+    seen: list[list[str]] = []
+
+    def original(updater: Any, message: Any) -> str:
+        seen.append(message.tags)
+        for tag in message.tags:
+            updater.offload_tags.remove(tag)  # as SGLang does, which raises KeyError
+        return "SGLang's answer"
+
+    answer = released.resume(original, SimpleNamespace(offload_tags=gone), SimpleNamespace(tags=asked))
+    assert seen == ([] if resumed is None else [resumed])
+    assert type(answer).__name__ == ("ResumeMemoryOccupationReqOutput" if resumed is None else "str")
+
+
+@pytest.mark.parametrize(
+    ("gone", "asked", "then"),
+    [
+        (set(), None, None),
+        (set(), ["kv_cache"], ["kv_cache"]),
+        ({"kv_cache"}, ["weights", "kv_cache"], ["weights"]),
+        ({"kv_cache"}, None, ["cuda_graph", "weights"]),
+    ],
+)
+def test_what_is_released_already_is_not_released_again(
+    gone: set[str], asked: list[str] | None, then: list[str] | None
+) -> None:
+    """An untouched message keeps the tags that it has, none included: elastic memory reads them too."""
+    message = SimpleNamespace(tags=asked)
+    answer = released.release(lambda _, said: said.tags, SimpleNamespace(offload_tags=gone), message)
+    assert answer == then
+
+
+@pytest.mark.parametrize("asked", [None, ["weights"]])
+def test_nothing_is_left_to_release(asked: list[str] | None) -> None:
+    def original(*_: Any) -> None:
+        pytest.fail("SGLang would copy weights whose memory is gone")
+
+    gone = {"kv_cache", "weights", "cuda_graph"}
+    answer = released.release(original, SimpleNamespace(offload_tags=gone), SimpleNamespace(tags=asked))
+    assert type(answer).__name__ == "ReleaseMemoryOccupationReqOutput"

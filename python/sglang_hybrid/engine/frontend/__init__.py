@@ -13,7 +13,7 @@
 | the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
 | weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
 | an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
-| so does resuming what was never released                | it needs no resuming                   | mistakes.py      |
+| so does resuming what was never released                | it needs no resuming                   | released.py      |
 | so does a request while memory is released              | 503, with what brings it back          | released.py      |
 | so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
 | of N replicas one has what a request goes on from       | it goes to that one                    | dispatch.py      |

@@ -12,35 +12,6 @@ from sglang_hybrid.engine.speculation.weights import draft_spared
 logger = logging.getLogger(__name__)
 
 
-def release(original: Callable[..., Any], updater: Any, message: Any) -> Any:
-    """AROUND hook of release_memory_occupation: what is released already stays as it is. SGLang would copy weights from
-    memory that is gone, and torch_memory_saver ends the process."""
-    from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
-    from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
-
-    asked = set(message.tags or GPU_MEMORY_ALL_TYPES)
-    gone = asked & set(updater.offload_tags)
-    if gone:
-        logger.warning("nothing to release of %s: it is released already", shown(sorted(gone)))
-        message.tags = sorted(asked - gone)
-    return original(updater, message) if asked - gone else ReleaseMemoryOccupationReqOutput()
-
-
-def resume(original: Callable[..., Any], updater: Any, message: Any) -> Any:
-    """AROUND hook of resume_memory_occupation: what was never released, or is back already, needs no resuming."""
-    from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
-    from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput
-
-    asked = list(dict.fromkeys(message.tags or GPU_MEMORY_ALL_TYPES))
-    released = [tag for tag in asked if tag in updater.offload_tags]
-    if len(released) < len(asked):
-        logger.warning("nothing to resume of %s: it was not released", shown(sorted({*asked} - {*released})))
-    if not released:
-        return ResumeMemoryOccupationReqOutput()
-    message.tags = released
-    return original(updater, message)
-
-
 def open_session(original: Callable[..., Any], controller: Any, message: Any) -> Any:
     """AROUND hook of SessionController.open: streaming sessions leave a row of KV free. One keeps its row while it is
     idle, and with all rows kept nobody is admitted any more, turns of these sessions neither."""

@@ -1,21 +1,28 @@
-"""Requests while memory is released: 503, with what brings it back. Acts in the scheduler.
+"""Memory that `/release_memory_occupation` released: what nobody can do with it is answered. Acts in the scheduler.
 
-After `/release_memory_occupation` under `--enable-memory-saver` weights, KV or graphs have addresses without memory
-behind them. SGLang would run a request over them, that of a probe too, and the scheduler would end. In a pause requests
-wait as they do in any other.
+Under `--enable-memory-saver` weights, KV or graphs then have addresses without memory behind them. SGLang would run a
+request over them, that of a probe too, copy weights from there if they are released again, and end.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.cache.clock import is_request
+from sglang_hybrid.engine.frontend.limits import shown
+
+logger = logging.getLogger(__name__)
 
 _MESSAGE = "memory is released, and nothing can be computed; call /resume_memory_occupation for: {}"
 
 
 def refuse(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """BEFORE hook of process_input_requests; runs after `idle.hold`, on what is handled now."""
+    """BEFORE hook of process_input_requests, behind `idle.hold`: 503 for requests, with what brings memory back.
+
+    In a pause they wait, as they do in any other.
+    """
     if not scheduler.server_args.enable_memory_saver or not any(map(is_request, received)):
         return None
     gone, kept = set(scheduler.weight_updater.offload_tags), []
@@ -31,6 +38,28 @@ def refuse(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[s
         else:
             kept.append(message)
     return (scheduler, kept), {}
+
+
+def release(original: Callable[..., Any], updater: Any, message: Any) -> Any:
+    """AROUND hook of release_memory_occupation: what is released already stays as it is."""
+    from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
+
+    asked, gone = _tags(message), set(updater.offload_tags)
+    if asked & gone:  # else the message keeps having no tags, which elastic memory reads
+        logger.warning("nothing to release of %s: it is released already", shown(sorted(asked & gone)))
+        message.tags = sorted(asked - gone)
+    return original(updater, message) if asked - gone else ReleaseMemoryOccupationReqOutput()
+
+
+def resume(original: Callable[..., Any], updater: Any, message: Any) -> Any:
+    """AROUND hook of resume_memory_occupation: what was never released, or is back already, needs no resuming."""
+    from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput
+
+    asked, gone = _tags(message), set(updater.offload_tags)
+    if asked - gone:
+        logger.warning("nothing to resume of %s: it was not released", shown(sorted(asked - gone)))
+    message.tags = sorted(asked & gone)
+    return original(updater, message) if message.tags else ResumeMemoryOccupationReqOutput()
 
 
 def _tags(message: Any) -> set[str]:
