@@ -12,7 +12,7 @@ import pytest
 from sglang_hybrid.engine.frontend import endpoints, identity, workers
 
 OLD = {"model_path": "old", "served_model_name": "chat", "load_format": "auto", "weight_version": "default"}
-NEW = {"model_path": "new", "served_model_name": "new", "load_format": "auto", "weight_version": "7"}
+NEW = {"model_path": "new", "served_model_name": "new", "load_format": "auto", "weight_version": "step 7"}
 
 
 class Manager:
@@ -57,7 +57,7 @@ def test_all_workers_name_the_new_weights() -> None:
     late, third = worker(path)  # one that was started anew
     late.adopt()
     assert third.said() == NEW
-    third.record_config_updates("update", weight_version="8, and shorter than before"[:1])
+    third.record_config_updates("update", weight_version="8")  # shorter than what the board has
     late.publish()
     asked.adopt()
     assert first.said() == {**NEW, "weight_version": "8"}
