@@ -81,7 +81,7 @@ class Answers:
                 try:
                     busy = answer.status in BUSY
                     if busy or (answer.status >= 500 and not errors_are_final):
-                        body = await _error_of(answer)
+                        body = await error_of(answer)
                         told = web.Response(status=answer.status, body=body, headers=forwarded(answer.headers))
                         return Failure(worker, not busy, told, blames=not busy)
                     return Begun(answer, await answer.content.readany())
@@ -132,7 +132,7 @@ class Answers:
         return Failure(worker, lost=True, why=f"{worker}: {worker.why}")
 
 
-async def _error_of(answer: aiohttp.ClientResponse) -> bytes:
+async def error_of(answer: aiohttp.ClientResponse) -> bytes:
     """The body of an error, which is kept while other workers are asked: no more than what comes in time, cut."""
     body = bytearray()
     with suppress(TimeoutError):

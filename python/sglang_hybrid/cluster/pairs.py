@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sglang_hybrid.cluster.answers import BUSY, Begun, Failure, Part, forwarded, problem, until_gone
+from sglang_hybrid.cluster.answers import BUSY, Begun, Failure, Part, error_of, forwarded, problem, until_gone
 from sglang_hybrid.cluster.handover import HEADER, IN_HEADERS, Room, appended, refusal
 from sglang_hybrid.cluster.peers import DECODE, PREFILL, Peers
 from sglang_hybrid.cluster.prompts import ENDPOINTS, Pages, session_of
@@ -160,7 +160,7 @@ class PairRouter(Router):
         with self._under_way(worker, tokens):
             try:
                 async with until_gone(worker), self._answers.ask(request, part) as answer:
-                    said = await answer.read()
+                    said = await (answer.read() if answer.status < 400 else error_of(answer))
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
                 return self._answers.gone(worker, error, "a prefill")
         if answer.status < 400:

@@ -117,6 +117,11 @@ class FakeWorker:
                 raise
         if self.behave == "busy":
             return web.json_response({"error": "queue is full"}, status=503)
+        if self.behave == "silent":
+            response = web.StreamResponse(status=503)
+            await response.prepare(request)
+            await response.write(b"queue")
+            await self.release.wait()
         if self.behave == "die":
             assert request.transport is not None
             request.transport.close()

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from sglang_hybrid.cluster import answers as answers_module
 from sglang_hybrid.cluster import workers as workers_module
 from sglang_hybrid.cluster.handover import appended
 from sglang_hybrid.routing.index import block_hashes
@@ -108,8 +109,10 @@ def test_the_policy_chooses_who_prefills_and_the_load_who_decodes() -> None:
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("how", ["busy", "die", "unreachable", "500"])
-def test_another_pair_answers_in_place_of_one_that_cannot(side: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["busy", "silent", "die", "unreachable", "500"])
+def test_another_pair_answers_in_place_of_one_that_cannot(side: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_module, "ERROR_S", 0.1)
+
     async def run() -> None:
         fleet = [prefill(), prefill(), decode(), decode()]
         first, second = (fleet[0], fleet[1]) if side == "prefill" else (fleet[2], fleet[3])
