@@ -37,9 +37,8 @@ class Manager:
 
 
 def worker(path: str) -> tuple[identity.Board, Manager]:
-    board, manager = identity.Board(path), Manager()
-    board.serve(manager)
-    return board, manager
+    manager = Manager()
+    return identity.Board(path, manager), manager
 
 
 def test_all_workers_name_the_new_weights() -> None:
@@ -66,7 +65,8 @@ def test_all_workers_name_the_new_weights() -> None:
 def test_an_update_is_told_before_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     path = identity.make()
     other, second = worker(path)
-    monkeypatch.setattr(identity, "_board", identity.Board(path))
+    monkeypatch.setattr(identity, "path", path)
+    monkeypatch.setattr(identity, "_board", None)
     first = Manager()
     assert identity.join(None, first) is None
 
@@ -80,15 +80,18 @@ def test_an_update_is_told_before_it_is_answered(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_worker_opens_the_board_that_comes_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "path", "")
     monkeypatch.setattr(identity, "_board", None)
     (_, _, info), _ = workers.leave("port", "server", {})
     pickle.loads(pickle.dumps(info))
+    identity.join(None, Manager())
     assert isinstance(identity._board, identity.Board)
 
 
 def test_without_a_board_a_worker_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(identity, "path", "/proc/0/fd/0")
     monkeypatch.setattr(identity, "_board", None)
-    identity.open_board("/proc/0/fd/0")
+    identity.join(None, Manager())
     assert "may name the old ones" in caplog.text
     with identity.shared():
-        identity.join(None, Manager())
+        assert identity._board is None

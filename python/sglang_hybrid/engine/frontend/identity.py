@@ -25,23 +25,18 @@ _MOST = 1 << 20
 
 
 class Board:
-    """What one HTTP worker has read of the board at `path`, and written there. Raises OSError if there is none."""
+    """The board at `path` as one HTTP worker has it; `manager` is SGLang's there. Raises OSError if there is none."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, manager: Any) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._read = b""
-        self._manager: Any = None
-        self._known: dict[str, Any] = {}
-
-    def serve(self, manager: Any) -> None:
-        """`manager` is SGLang's TokenizerManager of this worker."""
         self._manager, self._known = manager, _identity(manager)
 
     def adopt(self) -> None:
         """Let this worker say what was written last."""
         with self._locked(fcntl.LOCK_SH):
             read = os.pread(self._file, _MOST, 0)
-        if read == self._read or self._manager is None:
+        if read == self._read:
             return
         self._read, told = read, json.loads(read)
         for name in _OWNED:
@@ -51,7 +46,7 @@ class Board:
 
     def publish(self) -> None:
         """Write what this worker says, if an update changed it here."""
-        if self._manager is None or (now := _identity(self._manager)) == self._known:
+        if (now := _identity(self._manager)) == self._known:
             return
         self._read, self._known = json.dumps(now, default=str).encode(), now
         with self._locked(fcntl.LOCK_EX):
@@ -72,22 +67,19 @@ def make() -> str:
     return f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang-hybrid-identity')}"
 
 
+path = ""
+"""Of the board, in an HTTP worker; it comes with the worker's arguments."""
+
 _board: Board | None = None
 
 
-def open_board(path: str) -> None:
-    """In an HTTP worker: take part. Where the first process's files cannot be opened, SGLang's answers stay."""
+def join(result: Any, manager: Any, *_: Any, **__: Any) -> Any:
+    """AFTER hook of TokenizerWorker.__init__. Where there is no board SGLang's answers stay."""
     global _board
     try:
-        _board = Board(path)
+        _board = Board(path, manager)
     except OSError as error:
         logger.warning("after an update of weights this HTTP worker may name the old ones at /model_info: %s", error)
-
-
-def join(result: Any, manager: Any, *_: Any, **__: Any) -> Any:
-    """AFTER hook of TokenizerWorker.__init__."""
-    if _board is not None:
-        _board.serve(manager)
     return result
 
 

@@ -51,6 +51,6 @@ def enter(board: str) -> int:
     stop.repeat_missed()
     load_plugins()
     proved = registration.verify()
-    identity.open_board(board)
+    identity.path = board
     logger.info("sglang-hybrid is active in HTTP worker %d: %d hooks", os.getpid(), proved)
     return proved
