@@ -52,9 +52,11 @@ def test_requests_learn_how_it_ends_and_others_are_handled() -> None:
     assert reason["message"].endswith("call /resume_memory_occupation for: weights")
 
 
-@pytest.mark.parametrize(("saver", "paused"), [(False, False), (True, True)])
-def test_they_are_served_where_nothing_is_gone_and_wait_in_a_pause(saver: bool, paused: bool) -> None:
-    at, asked = scheduler({"kv_cache"}, saver, paused), [request("a")]
+@pytest.mark.parametrize(
+    ("gone", "saver", "paused"), [("kv_cache", False, False), ("kv_cache", True, True), ("unheard of", True, False)]
+)
+def test_they_are_served_where_nothing_is_gone_and_wait_in_a_pause(gone: str, saver: bool, paused: bool) -> None:
+    at, asked = scheduler({gone}, saver, paused), [request("a")]
     assert handled(at, asked) == asked
     assert not at.sent
 

@@ -25,11 +25,14 @@ def refuse(scheduler: Any, received: list[Any]) -> tuple[tuple[Any, ...], dict[s
     """
     if not scheduler.server_args.enable_memory_saver or not any(map(is_request, received)):
         return None
-    gone, kept = set(scheduler.weight_updater.offload_tags), []
+    from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
+
+    known, kept = set(GPU_MEMORY_ALL_TYPES), []
+    gone = known & set(scheduler.weight_updater.offload_tags)  # SGLang notes names there of which it releases nothing
     for message in received:
         name = type(message).__name__
         if name == "ReleaseMemoryOccupationReqInput":
-            gone |= _tags(message)
+            gone |= known & _tags(message)
         elif name == "ResumeMemoryOccupationReqInput":
             gone -= _tags(message)
         if gone and is_request(message) and not scheduler._engine_paused:
