@@ -48,9 +48,9 @@ def test_another_model_has_another(tmp_path: Path, config: dict[str, Any], weigh
 
 def test_the_launcher_leaves_it_for_the_server(tmp_path: Path) -> None:
     made = folder(tmp_path / "a")
-    fingerprint.leave(str(made), CONFIG)
+    fingerprint.leave(str(made), CONFIG, SimpleNamespace())
     assert os.environ[fingerprint.ENVIRONMENT_KEY] == fingerprint.of(made, CONFIG)
-    fingerprint.leave("of/the-hub", None)
+    fingerprint.leave("of/the-hub", None, SimpleNamespace())
     assert fingerprint.ENVIRONMENT_KEY not in os.environ, "not known before it is fetched"
 
 

@@ -26,7 +26,7 @@ NOT_THE_MODEL = ("_name_or_path", "transformers_version")
 """What a copy of a configuration may have differently."""
 
 
-def leave(path: str, config: dict[str, Any] | None, namespace: Any = None) -> None:
+def leave(path: str, config: dict[str, Any] | None, namespace: Any) -> None:
     """Put the fingerprint of the model in the folder `path` into the environment; nothing where it is no folder yet.
 
     Beside it how SGLang's settings, `namespace`, quantize the weights.
