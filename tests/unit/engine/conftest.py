@@ -1,8 +1,9 @@
 """SGLang, imported once on the CPU platform; its own import-time deprecations are not ours to raise."""
 
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -31,3 +32,16 @@ def own_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def configure() -> Iterator[Callable[..., None]]:
+    """A function that gives the HTTP process settings, until the test ends."""
+    from sglang_hybrid.engine.frontend.settings import settings
+
+    def configured(**values: str) -> None:
+        os.environ[ENVIRONMENT_KEY] = json.dumps(values)
+        settings.cache_clear()
+
+    yield configured
+    settings.cache_clear()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.frontend import endpoints, pages
 from sglang_hybrid.engine.frontend.segments.documents import as_text
-from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments.marked import KEY
 from tests.unit.engine.rendering import QWEN, Serving, ask
 
@@ -23,11 +20,8 @@ TEXT = "the old mill keeps its gate code, and asks: which day?"
 
 
 @pytest.fixture(autouse=True)
-def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on"}))
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+def on(configure: Callable[..., None]) -> None:
+    configure(segments="on")
 
 
 def document(source: Any, **more: Any) -> dict[str, Any]:

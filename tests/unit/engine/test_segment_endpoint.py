@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,9 @@ from fastapi.responses import JSONResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.core.models import find_model
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.segments import endpoint
-from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import hooks, listing
 from sglang_hybrid.engine.segments.listing import Births
 from sglang_hybrid.segment.blocks import Blocks
@@ -95,12 +93,9 @@ class Manager:
 
 
 @pytest.fixture(autouse=True)
-def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on"}))
+def on(monkeypatch: pytest.MonkeyPatch, configure: Callable[..., None]) -> None:
+    configure(segments="on")
     monkeypatch.setattr(hooks, "composer_of", lambda cache: cache.composer)
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
 
 
 @pytest.fixture
@@ -320,9 +315,8 @@ def test_the_administrator_lists_and_drops(app: FastAPI) -> None:
         assert status(method, MASTER, path) in (200, 404)
 
 
-def test_a_server_without_segments_has_no_such_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "off"}))
-    settings.cache_clear()
+def test_a_server_without_segments_has_no_such_path(configure: Callable[..., None]) -> None:
+    configure(segments="off")
     other = FastAPI()
     other.state.openai_serving_chat = None
     endpoint.open_routes(other, {"type": "http"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +14,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend.segments import endpoint, parallel
 from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import name
 from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE
-from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import hooks, listing
 from tests.unit.engine.exchanging import IDS, Composer, exchange, model, static
 
@@ -55,13 +53,11 @@ class Manager:
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on", "segment_peers": "http://a:1"}))
+def manager(monkeypatch: pytest.MonkeyPatch, configure: Callable[..., None]) -> Manager:
+    configure(segments="on", segment_peers="http://a:1")
     monkeypatch.setattr(hooks, "composer_of", lambda cache: cache)
     monkeypatch.setattr(parallel, "_parallel", None)
-    settings.cache_clear()
-    yield Manager(static())
-    settings.cache_clear()
+    return Manager(static())
 
 
 def post(manager: Manager, path: str, body: Any) -> httpx.Response:
@@ -171,8 +167,7 @@ def test_a_segment_that_is_none(manager: Manager, body: Any) -> None:
     assert manager.computed == []
 
 
-def test_without_others_there_is_nothing_to_call(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on"}))
-    settings.cache_clear()
+def test_without_others_there_is_nothing_to_call(manager: Manager, configure: Callable[..., None]) -> None:
+    configure(segments="on")
     assert post(manager, PROBE, {"names": []}).status_code in (404, 405)
     assert post(manager, PARCEL, {"form": "f", "segment": IDS}).status_code in (404, 405)

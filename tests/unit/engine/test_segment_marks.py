@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.frontend.segments import documents, prompts
 from sglang_hybrid.engine.frontend.segments.marks import marked
-from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments.marked import KEY, LOST
 from tests.unit.engine.rendering import QWEN, STRIPS, TOOLS, WORDS, Serving, ask
 
@@ -29,16 +27,8 @@ TWICE = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].cont
 
 
 @pytest.fixture(autouse=True)
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A server with segments; called, one with other settings."""
-
-    def configured(**more: str) -> None:
-        monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on", **more}))
-        settings.cache_clear()
-
-    configured()
-    yield configured
-    settings.cache_clear()
+def on(configure: Callable[..., None]) -> None:
+    configure(segments="on")
 
 
 def text_of(serving: Serving, ids: list[int], where: list[int]) -> str:
@@ -211,8 +201,8 @@ def test_a_request_without_marks_is_untouched_and_rendered_once() -> None:
     assert len(rendered) == 4, "as it is, as text, and once with all the fences"
 
 
-def test_a_server_without_segments_leaves_marks_alone(on: Callable[..., None]) -> None:
-    on(segments="off", segment_roles="tool")
+def test_a_server_without_segments_leaves_marks_alone(configure: Callable[..., None]) -> None:
+    configure(segments="off", segment_roles="tool")
     for mark in ("segment", "anything", {"no": "matter"}):
         body = {
             "model": "m",
@@ -221,8 +211,8 @@ def test_a_server_without_segments_leaves_marks_alone(on: Callable[..., None]) -
         assert ask(Serving(QWEN), body)[0] is None
 
 
-def test_messages_that_are_segments_by_the_servers_flag(on: Callable[..., None]) -> None:
-    on(segment_roles=" tool, document,")
+def test_messages_that_are_segments_by_the_servers_flag(configure: Callable[..., None]) -> None:
+    configure(segments="on", segment_roles=" tool, document,")
     serving = Serving(QWEN)
     result = "it is open, said the old mill"
     messages: list[dict[str, Any]] = [{"role": "user", "content": "which day?"}]

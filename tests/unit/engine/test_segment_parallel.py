@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.frontend import processing
 from sglang_hybrid.engine.frontend.segments import parallel, plans, warming
 from sglang_hybrid.engine.frontend.segments.local import Local, Mean, name
 from sglang_hybrid.engine.frontend.segments.parallel import Parallel
 from sglang_hybrid.engine.frontend.segments.peers import NotKept, Refused
-from sglang_hybrid.engine.frontend.settings import settings
 from tests.unit.engine.sharing import Other, Server, document, prompt, served
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
@@ -234,10 +231,9 @@ def test_what_waits_is_not_counted_for_ever() -> None:
 
 
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def named(monkeypatch: pytest.MonkeyPatch, configure: Callable[..., None]) -> list[tuple[Any, ...]]:
     """The prompts that are prepared, in a server with another."""
-    monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on", "segment_peers": "http://a:1, http://b:2/"}))
-    settings.cache_clear()
+    configure(segments="on", segment_peers="http://a:1, http://b:2/")
     monkeypatch.setattr(parallel, "_parallel", None)
     seen: list[tuple[Any, ...]] = []
 
@@ -247,8 +243,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(Parallel, "prepare", prepare)
-    yield seen
-    settings.cache_clear()
+    return seen
 
 
 IDS, RANGES = prompt(document(0), document(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,29 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.core.config import ENVIRONMENT_KEY
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import pages
 from sglang_hybrid.engine.frontend.prompt import require_prompt
 from sglang_hybrid.engine.frontend.segments.prompts import around, divide, parts
-from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
 from sglang_hybrid.engine.segments.marked import KEY, LOST
 from tests.unit.engine.rendering import QWEN, WORDS, tokenizer
 
 SEPARATOR = " # # "
+ON = {"segments": "on", "segment_separator": SEPARATOR}
 ONE, TWO = ("the old mill keeps its gate code. " * 3, "Mira's brother (the baker) asks: which day?\n" * 2)
 
 
 @pytest.fixture(autouse=True)
-def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def configured(**more: str) -> None:
-        monkeypatch.setenv(ENVIRONMENT_KEY, json.dumps({"segments": "on", "segment_separator": SEPARATOR, **more}))
-        settings.cache_clear()
-
-    configured()
-    yield configured
-    settings.cache_clear()
+def on(configure: Callable[..., None]) -> None:
+    configure(**ON)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +92,7 @@ def test_a_batch_has_segments_for_each_of_its_prompts(used: Any) -> None:
     assert obj.sampling_params[1] == {"n": 1, "top_k": 3}
 
 
-def test_what_stays_as_it_is(used: Any, on: Callable[..., None]) -> None:
+def test_what_stays_as_it_is(used: Any, configure: Callable[..., None]) -> None:
     text = f"{ONE}{SEPARATOR}q"
     untouched = [request("no separator"), request(["no", "separators"]), request(None)]
     for obj in untouched:
@@ -114,7 +107,7 @@ def test_what_stays_as_it_is(used: Any, on: Callable[..., None]) -> None:
         divide(obj, with_tokenizer, path)
         assert obj.text == text
     for off in ({"segments": "off"}, {"segment_separator": ""}):
-        on(**off)
+        configure(**{**ON, **off})
         obj = request(text)
         divide(obj, used, "/generate")
         assert obj.text == text
@@ -206,13 +199,13 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_ranges_that_are_none_are_refused_by_name(what: str, on: Callable[..., None]) -> None:
+def test_ranges_that_are_none_are_refused_by_name(what: str, configure: Callable[..., None]) -> None:
     value, says = BAD[what]
     with pytest.raises(ConfigError, match=says) as caught:
         require({KEY: value})
     assert str(caught.value).startswith("custom_params.segments: ")
     assert len(str(caught.value)) < 250
-    on(segments="off")
+    configure(segments="off")
     require({KEY: value})  # a word of somebody else's
 
 
