@@ -1,20 +1,11 @@
 """The models of Marconi's Figure 12: the 7B hybrid with other layer mixes and state sizes, by its own formulas."""
 
-from sglang_hybrid.core.spec import ModelSpec, preset
+from sglang_hybrid.core.spec import ModelSpec, marconi_hybrid, preset
 
 
-def hybrid(attention: int, ssm: int, mlp: int = 28, d: int = 4096, n: int = 128) -> ModelSpec:
-    """`attention` + `ssm` sequence layers of width `d` and state dimension `n` (paper, appendix A; fp16)."""
-    conv = ssm * (2 * d + 2 * n) * 4 * 2
-    return ModelSpec(
-        name=f"{attention}a-{ssm}s-N{n}",
-        kv_bytes_per_token=attention * 2 * d * 2,
-        checkpoint_bytes=ssm * d * n * 2 + conv,
-        flops_per_token=attention * 8.0 * d * d + mlp * 16.0 * d * d + ssm * (12.0 * d * d + 16.0 * d * n + 10.0 * d),
-        flops_per_token_pair=attention * 4.0 * d,
-        conv_bytes=conv,
-        context_tokens=32_768,
-    )
+def hybrid(attention: int, ssm: int, n: int = 128) -> ModelSpec:
+    """`attention` and `ssm` sequence layers of state dimension `n`."""
+    return marconi_hybrid(f"{attention}a-{ssm}s-N{n}", attention, ssm, n)
 
 
 MARCONI = preset("marconi-7b")

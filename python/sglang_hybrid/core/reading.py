@@ -4,9 +4,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_hybrid.core.errors import ConfigError
+
+_T = TypeVar("_T")
 
 
 def load_mapping(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
@@ -66,20 +68,18 @@ class ConfigReader:
 
     def flag(self, *keys: str, default: bool) -> bool:
         """A boolean."""
-        value = self.value(*keys)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(keys[0], "true or false", value)
-        return value
+        return self._typed(bool, "true or false", keys, default)
 
     def text(self, *keys: str, default: str) -> str:
         """A string."""
+        return self._typed(str, "a string", keys, default)
+
+    def _typed(self, kind: type[_T], what: str, keys: tuple[str, ...], default: _T) -> _T:
         value = self.value(*keys)
         if value is None:
             return default
-        if not isinstance(value, str):
-            raise self.wrong(keys[0], "a string", value)
+        if not isinstance(value, kind):
+            raise self.wrong(keys[0], what, value)
         return value
 
     def items(self, *keys: str, of: type) -> list[Any] | None:

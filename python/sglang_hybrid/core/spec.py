@@ -288,17 +288,17 @@ def describe(spec: ModelSpec) -> list[tuple[str, str]]:
     return rows
 
 
-def _marconi_7b() -> ModelSpec:
-    """The 7B hybrid of the Marconi paper (section 5.1, appendix A): 4 attention, 24 SSM, 28 MLP layers, fp16.
+def marconi_hybrid(name: str, attention: int, ssm: int, n: int = 128) -> ModelSpec:
+    """The 7B hybrid of the Marconi paper (section 5.1, appendix A), fp16: attention, SSM and 28 MLP layers.
 
-    Its own formulas on purpose, so that results compare with the published ones: D = 4096, N = 128, no GQA, no causal
-    half, a state of D*N and a window of 4 x (2D + 2N). The element-wise term is `10LD` as in the artifact; table 1
-    prints `10L`.
+    Its own formulas on purpose, so that results compare with the published ones: D = 4096, no GQA, no causal half, a
+    state of D*N and a window of 4 x (2D + 2N). The element-wise term is `10LD` as in the artifact; table 1 prints
+    `10L`.
     """
-    d, n, attention, ssm, mlp = 4096, 128, 4, 24, 28
+    d, mlp = 4096, 28
     conv_bytes = ssm * (2 * d + 2 * n) * 4 * 2
     return ModelSpec(
-        name="marconi-7b",
+        name=name,
         kv_bytes_per_token=attention * 2 * d * 2,
         checkpoint_bytes=ssm * d * n * 2 + conv_bytes,
         flops_per_token=attention * 8.0 * d * d + mlp * 16.0 * d * d + ssm * (12.0 * d * d + 16.0 * d * n + 10.0 * d),
@@ -312,7 +312,8 @@ def _marconi_7b() -> ModelSpec:
 
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
-    {"marconi-7b": _marconi_7b()} | {name: from_config(config, name=name) for name, config in PUBLISHED.items()}
+    {"marconi-7b": marconi_hybrid("marconi-7b", 4, 24)}
+    | {name: from_config(config, name=name) for name, config in PUBLISHED.items()}
 )
 
 

@@ -24,6 +24,20 @@ class _Group:
         self.live = [0] * self.spans[-1].stop  # LIVE columns that touch a granule; counted only where columns share
         self.held = [0] * self.spans[-1].stop  # mapped columns, WARM or LIVE, that touch it
 
+    def count(self, counts: list[int], column: int, step: int) -> int:
+        """Add `step` to `live` or `held` of the column's granules; how many more are in use, over all planes."""
+        more = 0
+        for granule in self.spans[column]:
+            was = counts[granule]
+            counts[granule] = was + step
+            more += (was + step > 0) - (was > 0)
+        return more * self.planes.count
+
+    def runs(self, granules: Sequence[int]) -> list[Run]:
+        """Increasing `granules` of every plane."""
+        stretches = list(_stretches(granules))
+        return [Run(self.first_plane + at, *stretch) for stretch in stretches for at in range(self.planes.count)]
+
 
 class Columns:
     """The mapping side of one pool. It decides and counts; Budget calls the backing."""
@@ -101,8 +115,7 @@ class Columns:
         for group in self._groups:
             touched = {granule for column in columns for granule in group.spans[column]}
             bare = [granule for granule in sorted(touched) if not group.held[granule]]
-            for first, count in _stretches(bare):
-                runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
+            runs += group.runs(bare)
         return runs
 
     def releasable(self, column: int) -> list[Run]:
@@ -111,8 +124,7 @@ class Columns:
         for group in self._groups:
             span = group.spans[column]
             lone = [granule for granule in span if group.held[granule] == 1]
-            for first, count in _stretches(lone):
-                runs += [Run(group.first_plane + plane, first, count) for plane in range(group.planes.count)]
+            runs += group.runs(lone)
         return runs
 
     def move(self, columns: Sequence[int], to: int, now: float = 0.0) -> None:
@@ -123,33 +135,20 @@ class Columns:
             if was == to or (was == LIVE and to == UNMAPPED):
                 raise InvariantError(f"pool {self.layout.name!r}: column {column} cannot go from {was} to {to}")
             if was == UNMAPPED or to == UNMAPPED:
-                self._count_held(column, 1 if was == UNMAPPED else -1)
+                step = 1 if was == UNMAPPED else -1
+                self.mapped_granules += sum(group.count(group.held, column, step) for group in self._groups)
             if was == LIVE or to == LIVE:
                 step = 1 if to == LIVE else -1
                 self.live_columns += step
                 if self.exclusive:
                     self.used_granules += step * self.column_granules
                 else:
-                    self._count_live(column, step)
+                    self.used_granules += sum(group.count(group.live, column, step) for group in self._groups)
             if was == WARM:
                 del self.warm_since[column]
             if to == WARM:
                 self.warm_since[column] = now
             state[column] = to
-
-    def _count_held(self, column: int, step: int) -> None:
-        for group in self._groups:
-            for granule in group.spans[column]:
-                was = group.held[granule]
-                group.held[granule] = was + step
-                self.mapped_granules += group.planes.count * ((was + step > 0) - (was > 0))
-
-    def _count_live(self, column: int, step: int) -> None:
-        for group in self._groups:
-            for granule in group.spans[column]:
-                was = group.live[granule]
-                group.live[granule] = was + step
-                self.used_granules += group.planes.count * ((was + step > 0) - (was > 0))
 
     def check(self) -> None:
         """Raise InvariantError unless reference counts and totals follow from the column states."""
