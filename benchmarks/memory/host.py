@@ -36,9 +36,9 @@ def resident_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
-def qwen3_next(kv_columns: int, states: int, page_slots: int = 1) -> list[Layout]:
+def qwen3_next(kv_columns: int, states: int) -> list[Layout]:
     """KV and state layouts of Qwen3-Next at TP1."""
-    kv = Layout("kv", (Planes("kv", 24, 1024),), kv_columns * 2048, GRANULE, page_slots)
+    kv = Layout("kv", (Planes("kv", 24, 1024),), kv_columns * 2048, GRANULE)
     return [kv, Layout("state", (Planes("temporal", 36, GRANULE),), states, GRANULE)]
 
 

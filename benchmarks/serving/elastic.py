@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, Client, words
+from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -273,14 +273,7 @@ def summarise(rows: list[dict[str, Any]], resident: list[dict[str, Any]]) -> dic
 def compare(moves: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
     """Paired ratios of elastic to static where nothing moves."""
     pairs = list(zip(moves["elastic"], moves["static"], strict=True))
-    return {kind: ratio([a[kind] / b[kind] for a, b in pairs]) for kind in ("prefill", "decode")}
-
-
-def ratio(pairs: list[float]) -> dict[str, float]:
-    """Median of paired ratios with the 95 % interval of a bootstrap over pairs."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
+    return {kind: median_of([a[kind] / b[kind] for a, b in pairs]) for kind in ("prefill", "decode")}
 
 
 def start(

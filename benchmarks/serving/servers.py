@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import time
 import urllib.request
 from typing import Any
@@ -82,3 +83,10 @@ def flush(url: str) -> None:
 
 def words(rng: random.Random, count: int) -> list[int]:
     return [rng.randint(3, 258) for _ in range(count)]
+
+
+def median_of(pairs: list[float]) -> dict[str, float]:
+    """Median of paired ratios, with the 95 % interval of a bootstrap over the pairs."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}

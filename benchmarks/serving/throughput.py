@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import Client, hybrid, stock, words
+from benchmarks.serving.servers import Client, hybrid, median_of, stock, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 
@@ -67,11 +67,8 @@ def interleaved(
 def ratio(
     samples: dict[str, list[dict[str, float]]], key: str, of: str = "hybrid", to: str = "stock"
 ) -> dict[str, float]:
-    """Median of the paired ratios and its 95 % interval from a bootstrap over pairs."""
-    pairs = [a[key] / b[key] for a, b in zip(samples[of], samples[to], strict=True)]
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
+    """Of one server's `key` to the other's, over paired samples."""
+    return median_of([a[key] / b[key] for a, b in zip(samples[of], samples[to], strict=True)])
 
 
 def start(

@@ -40,15 +40,14 @@ class Avmp:
     Unlike the released prototype nothing is reserved twice, and any unused granule can move, not only the highest.
     """
 
-    def __init__(self, config: AvmpConfig, kv: str = "kv", state: str = "state") -> None:
+    def __init__(self, config: AvmpConfig) -> None:
         self.monitor = PressureMonitor(config)
-        self._names = (kv, state)
 
     def decide(self, budget: LimitedBudget) -> Transfer | None:
         """See RebalancePolicy."""
-        if budget.refused not in self._names:
+        if budget.refused not in ("kv", "state"):
             return None
-        kv, state = (budget.pools[name] for name in self._names)
+        kv, state = (budget.pools[name] for name in ("kv", "state"))
         self.monitor.observe(_unused_fraction(budget, kv), _unused_fraction(budget, state))
         donor, recipient = (state, kv) if budget.refused == kv.name else (kv, state)
         if not self.monitor.start(_unused_fraction(budget, donor)):
@@ -59,12 +58,12 @@ class Avmp:
         return Transfer(donor.name, recipient.name, granules) if granules <= spare else None
 
 
-def split(budget: LimitedBudget, state_fraction: float, kv: str = "kv", state: str = "state") -> dict[str, int]:
+def split(budget: LimitedBudget, state_fraction: float) -> dict[str, int]:
     """Limits in granules: `state` gets its fraction of `budget`, `kv` the rest, as with SGLang's static ratio."""
     if not 0.0 < state_fraction < 1.0:
         raise ConfigError(f"the state share of the memory must lie between 0 and 1: {state_fraction}")
     granules = int(budget.total * state_fraction)
-    return {kv: budget.total - granules, state: granules}
+    return {"kv": budget.total - granules, "state": granules}
 
 
 def apply(budget: LimitedBudget, transfer: Transfer) -> None:

@@ -39,7 +39,7 @@ class PairRouter(Router):
     """Sends every request with a prompt to a server that prefills and to one that decodes."""
 
     def __init__(
-        self, workers: Workers, session: aiohttp.ClientSession, routing: str, peers: Peers, api_key: str | None = None
+        self, workers: Workers, session: aiohttp.ClientSession, routing: str, peers: Peers, api_key: str | None
     ) -> None:
         super().__init__(workers, session, routing, api_key)
         self._peers = peers

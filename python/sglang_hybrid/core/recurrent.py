@@ -7,13 +7,14 @@ from sglang_hybrid.core.layers import Layer, shard
 DELTA_CHUNK_TOKENS = 64  # chunk of the gated delta rule kernels (flash-linear-attention; the same in SGLang)
 
 
-def delta_rule_flops(heads: int, k_dim: int, v_dim: int, chunk: int = DELTA_CHUNK_TOKENS) -> float:
+def delta_rule_flops(heads: int, k_dim: int, v_dim: int) -> float:
     """FLOPs per token of the chunked gated delta rule (Yang et al. 2024, arXiv 2406.06484 section 3; 2412.06464).
 
     Per head and token, chunk C: `K K^T` and `Q K^T` 2C*dk each, inverse of the unit triangular C x C matrix C^2/3,
     `W = T K` 2C*dk, `U = T V` 2C*dv, in-chunk output 2C*dv, and three products with the state (correction, output,
     update) 2*dk*dv each. Kernels compute whole C x C tiles, so no causal half is taken off.
     """
+    chunk = DELTA_CHUNK_TOKENS
     return heads * (2.0 * chunk * (3 * k_dim + 2 * v_dim) + chunk * chunk / 3.0 + 6.0 * k_dim * v_dim)
 
 

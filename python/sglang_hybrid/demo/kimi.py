@@ -17,6 +17,7 @@ from torch import Tensor, nn
 ARCHITECTURE = "KimiLinearForCausalLM"
 HEADS, HEAD, TAPS = 4, 32, 4
 ROPE, NOPE, LATENT, VALUE = 16, 32, 48, 32
+EPS = 1e-5
 
 
 def config(common: dict[str, Any], layers: int = 4) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def config(common: dict[str, Any], layers: int = 4) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS,
-        "rms_norm_eps": 1e-5,
+        "rms_norm_eps": EPS,
         "kv_lora_rank": LATENT,
         "q_lora_rank": None,
         "qk_nope_head_dim": NOPE,
@@ -61,12 +62,12 @@ def config(common: dict[str, Any], layers: int = 4) -> dict[str, Any]:
 class RMSNorm(nn.Module):
     """x / rms(x), times a weight."""
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
+        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weight
 
 
 class Convolution(nn.Module):

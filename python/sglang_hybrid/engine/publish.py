@@ -30,10 +30,11 @@ def labels() -> dict[str, str] | None:
 class Published:
     """A series as prometheus_client's metric; the methods take the values of its own labels, in its order.
 
-    Make it in a scheduler process only: SGLang chooses prometheus_client's multiprocess mode before its first import.
+    `registry` None is prometheus_client's own. Make it in a scheduler process only: SGLang chooses prometheus_client's
+    multiprocess mode before its first import.
     """
 
-    def __init__(self, series: Series, labels: Mapping[str, str], registry: Any = None) -> None:
+    def __init__(self, series: Series, labels: Mapping[str, str], registry: Any) -> None:
         from prometheus_client import REGISTRY, Counter, Gauge
 
         names, where = [*labels, *series.labels], REGISTRY if registry is None else registry

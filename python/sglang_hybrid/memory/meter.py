@@ -53,7 +53,7 @@ class Meter:
 class MeteredBacking:
     """A Backing (see memory.backing) around another; clocks as in Meter."""
 
-    def __init__(self, backing: Backing, clock: Clock, processor_clock: Clock | None = None) -> None:
+    def __init__(self, backing: Backing, clock: Clock, processor_clock: Clock | None) -> None:
         self.backing = backing
         self.mapped = Meter(clock, processor_clock)
         self.unmapped = Meter(clock, processor_clock)

@@ -30,11 +30,11 @@ TURNS = {256: 4, 512: 8, 2048: 20, 8192: 32}
 
 
 def held_out(
-    rng: random.Random, length: int, turns: int, form: str = HELD, filler: float = 0.7, documents: int | None = None
+    rng: random.Random, length: int, turns: int, form: str = HELD, documents: int | None = None
 ) -> Conversation:
     """A conversation whose documents and turns take about `length` tokens, with held-out names and forms of `form`."""
     share = max(0.3, 1 - 34 * turns / length)
-    shape = conversations.shape_for(rng, length, share, filler, HELD, form, documents)
+    shape = conversations.shape_for(rng, length, share, 0.7, HELD, form, documents)
     return conversations.draw(rng, shape, turns, mix=EVEN)
 
 

@@ -22,7 +22,7 @@ class EvictableColumns:
     read once, all new ones together, and what was counted is taken off again when its node is locked or gone.
     """
 
-    def __init__(self, pool: Pool, page_tokens: int = 1) -> None:
+    def __init__(self, pool: Pool, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._column_pages = pool.layout.column_pages
         self._counts = np.zeros(pool.layout.columns, dtype=np.int64)
