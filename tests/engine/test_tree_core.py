@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.prefix.decisions import AHEAD
+from sglang_hybrid.prefix.pools import AHEAD
 from tests.engine.tree import Tree
 
 pytestmark = [

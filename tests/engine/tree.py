@@ -228,8 +228,7 @@ def scores(decisions: Any, pool: Any, batch: Any, now: float) -> Any:
     """What the definition of the policy says of a batch of candidates of `pool`: the lowest leaves first."""
     from sglang_hybrid.prefix.decisions import priced
     from sglang_hybrid.prefix.eviction.forecast import Forecast
-    from sglang_hybrid.prefix.eviction.marconi import FlopAware
 
     if decisions.policy.tuner:
-        return FlopAware(decisions.model, decisions.alpha).scores(batch, now)
+        return decisions.flop_aware.scores(batch, now)
     return Forecast(priced(decisions.model, pool), decisions.table).scores(batch, now)

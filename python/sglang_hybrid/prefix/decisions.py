@@ -27,16 +27,12 @@ from sglang_hybrid.prefix.pools import PoolKind, priced
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.classes import PRIORS
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints, hint_classes
-from sglang_hybrid.prefix.reuse.history import History
+from sglang_hybrid.prefix.reuse.history import History, HistoryMatch
 from sglang_hybrid.prefix.reuse.table import ReuseTable
 from sglang_hybrid.prefix.tree.mark import Kind, Mark
 from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens, common_prefix
 
 _PREFILLING = 64
-
-AHEAD = 256
-"""An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
-then find what they need, and what an eviction costs before its first victim is spread over several of them."""
 
 
 class Decisions:
@@ -64,12 +60,12 @@ class Decisions:
         self.guard: Guard | None = None
         if guarded and chosen.guarded:
             self.guard = Guard(model.kv_bytes_per_token, model.checkpoint_bytes)
-        self._flop_aware = FlopAware(model, chosen.alpha)
-        self._tuner = RegretTuner(self._flop_aware) if chosen.tuner == "regret" else None
+        self.flop_aware = FlopAware(model, chosen.alpha)
+        self._tuner = RegretTuner(self.flop_aware) if chosen.tuner == "regret" else None
         self._orders: dict[PoolKind, VictimIndex] = {}
         self._indices: dict[PoolKind, VictimIndex] = {}
         for pool in PoolKind:
-            order = chosen.eviction(Pricing(priced(model, pool), self.table, self._flop_aware))
+            order = chosen.eviction(Pricing(priced(model, pool), self.table, self.flop_aware))
             self._orders[pool] = order
             self._indices[pool] = order if self.guard is None else GuardedIndex(order, self.guard)
         self._latest = self._orders[PoolKind.STATES]  # whose victim left last
@@ -98,36 +94,18 @@ class Decisions:
         if boundaries and any(not 0 < at <= n_prompt for at in boundaries):
             raise ConfigError(f"a boundary is a position in the {n_prompt} tokens of the prompt: {boundaries}")
         key = self.namespaces.keyed(tokens, namespace)
-        in_flight = 0
-        for other in self._prefilling.values():
-            in_flight = max(in_flight, common_prefix(key, other) - 1)
         # The history counts the token of the namespace as well.
         known = self.history.observe(key, n_prompt + 1, now, tuple([at + 1 for at in boundaries]))
         self._uses += 1
         request = Request(request_id, now, n_prompt, cached_tokens, kv_tokens, key, known.tip, boundaries, limit_tokens)
-        request.in_flight_tokens = in_flight
-        request.seen_tokens = seen = max(0, known.seen_tokens - 1)
-        request.kept_tokens = max(-1, known.kept_tokens - 1)
-        request.earlier = earlier = tuple([(at - 1, mark) for at, mark in known.marks])
-        request.branch, request.leaf = known.branch, known.leaf
-        marks = request.marks
-        for at, mark in earlier:
-            marks[at] = mark
-        for at, mark in known.declared:
-            marks[at - 1] = mark
-        if known.branch is not None:
-            marks[seen] = known.branch
-        marks[n_prompt] = known.tip
+        for other in self._prefilling.values():
+            request.in_flight_tokens = max(request.in_flight_tokens, common_prefix(key, other) - 1)
+        _enter(request, known)
         if hints is not NO_HINTS:
-            request.hint, marked = hint_classes(hints, self.namespaces.turn(key))
-            if marked and not known.declared:
-                request.hint = request.hint or marked
-            for mark in [mark for _, mark in known.declared if marked and not mark.hits]:
-                self.history.hint(mark, marked)  # what was used since is known by its uses
-            if request.hint:
-                self.history.hint(known.tip, request.hint)
+            self._heed(request, known, hints)
+        seen = request.seen_tokens
         announced = known.kept_tokens == 0  # no request has computed more of it than the marks that requests have left
-        computed = max([at for at, mark in earlier if not mark.announced], default=0) if announced else seen
+        computed = max([at for at, mark in request.earlier if not mark.announced], default=0) if announced else seen
         self._blame(request, known.dropped_tokens if known.dropped_tokens <= seen else 0)
         # The state of the last token is of no use to the same prompt: its logits need one token computed.
         end = n_prompt - 1
@@ -144,6 +122,15 @@ class Decisions:
 
     def marked(self, request: Request, segments: Sequence[tuple[int, int, bytes]]) -> None:
         """Its client marked the segments (start, end, key). Decides nothing here; a log says it (`request_log`)."""
+
+    def _heed(self, request: Request, known: HistoryMatch, hints: Hints) -> None:
+        request.hint, marked = hint_classes(hints, self.namespaces.turn(request.key))
+        if marked and not known.declared:
+            request.hint = request.hint or marked
+        for mark in [mark for _, mark in known.declared if marked and not mark.hits]:
+            self.history.hint(mark, marked)  # what was used since is known by its uses
+        if request.hint:
+            self.history.hint(known.tip, request.hint)
 
     def _blame(self, request: Request, dropped: int) -> None:
         """Find the deepest state that was evicted, and the deepest that was not taken; tell the tuner of the first."""
@@ -377,15 +364,6 @@ class Decisions:
         if self._tuner is not None and not self.by_recency and isinstance(order, FlopAwareIndex):
             self._tuner.evicted(mark, order.last_victim)
 
-    @property
-    def alpha(self) -> float:
-        """The weight of FLOP efficiency in Marconi's score."""
-        return self._flop_aware.alpha
-
-    @alpha.setter
-    def alpha(self, alpha: float) -> None:
-        self._flop_aware.alpha = alpha
-
     def seed(self, tokens: Tokens, now: float, namespace: str | None = None) -> None:
         """Announce a hot prefix: the first request that computes it saves a state at its end."""
         self.history.seed(self.namespaces.keyed(tokens, namespace), now)
@@ -397,3 +375,19 @@ class Decisions:
             self.guard.check()
         for index in self._indices.values():
             index.check()
+
+
+def _enter(request: Request, known: HistoryMatch) -> None:
+    """Say in `request` what the history knows of it, by positions in the prompt: without the namespace's token."""
+    request.seen_tokens = max(0, known.seen_tokens - 1)
+    request.kept_tokens = max(-1, known.kept_tokens - 1)
+    request.earlier = tuple([(at - 1, mark) for at, mark in known.marks])
+    request.branch, request.leaf = known.branch, known.leaf
+    marks = request.marks
+    for at, mark in request.earlier:
+        marks[at] = mark
+    for at, mark in known.declared:
+        marks[at - 1] = mark
+    if known.branch is not None:
+        marks[request.seen_tokens] = known.branch
+    marks[request.prompt_tokens] = known.tip

@@ -5,6 +5,10 @@ from enum import Enum
 
 from sglang_hybrid.core.spec import ModelSpec
 
+AHEAD = 256
+"""An eviction in our order frees a 256th of the pool beyond what was asked for: most requests and steps of decoding
+then find what they need, and what an eviction costs before its first victim is spread over several of them."""
+
 
 class PoolKind(Enum):
     """What is short: states or KV, where they are computed with or in the host tier, or bytes that both share."""

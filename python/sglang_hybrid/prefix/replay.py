@@ -212,7 +212,7 @@ class _Replay:
         self._decisions.discard(PoolKind(pool), candidate_id)
 
     def _victim(self, where: str, pool: str, now: float, victim: int | None, alpha: float) -> None:
-        self._decisions.alpha = alpha
+        self._decisions.flop_aware.alpha = alpha
         again = self._decisions.victim(PoolKind(pool), now)
         self.found.evictions += victim is not None
         if again != victim:

@@ -239,7 +239,7 @@ class RecordedDecisions(Decisions):
         self._log.write("discard", pool.value, candidate_id)
 
     def victim(self, pool: PoolKind, now: float) -> int | None:
-        alpha = self.alpha
+        alpha = self.flop_aware.alpha
         victim = super().victim(pool, now)
         self._log.write("victim", pool.value, now, victim, alpha)
         return victim

@@ -102,7 +102,7 @@ class MarconiCache(PrefixCache):
     @property
     def alpha(self) -> float:
         """The weight of FLOP efficiency in use."""
-        return self.decisions.alpha
+        return self.decisions.flop_aware.alpha
 
     def commit(
         self, tokens: Tokens, n_input: int, now: float, boundaries: tuple[int, ...] = (), hints: Hints = NO_HINTS
@@ -129,7 +129,7 @@ class MarconiCache(PrefixCache):
             fmean(hits[min(max(at + step, 0), last)] for step in range(-self._neighbours, self._neighbours + 1))
             for at in range(len(hits))
         ]
-        self.decisions.alpha = self._alphas[around.index(max(around))]
+        self.decisions.flop_aware.alpha = self._alphas[around.index(max(around))]
         if self._retunes:
             self._retunes -= 1
             self._window *= 2

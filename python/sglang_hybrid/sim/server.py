@@ -11,9 +11,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.prefix import policies
 from sglang_hybrid.prefix.admission import Places, answer_place, keeps_end, own_place, places
-from sglang_hybrid.prefix.decisions import AHEAD, Decisions
+from sglang_hybrid.prefix.decisions import Decisions
 from sglang_hybrid.prefix.eviction.candidates import Candidate
-from sglang_hybrid.prefix.pools import PoolKind
+from sglang_hybrid.prefix.pools import AHEAD, PoolKind
 from sglang_hybrid.prefix.request import NO_LIMIT, Request
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 from sglang_hybrid.prefix.tree.mark import Mark

@@ -18,8 +18,7 @@ from sglang_hybrid.engine.cache.requests import Checkpoint, Insertion, answered,
 from sglang_hybrid.engine.compat import state_of
 from sglang_hybrid.engine.speculation import guards
 from sglang_hybrid.prefix.admission import keeps_end
-from sglang_hybrid.prefix.decisions import AHEAD
-from sglang_hybrid.prefix.pools import PoolKind
+from sglang_hybrid.prefix.pools import AHEAD, PoolKind
 
 _UNCOUNTED = {"chunked": True} if "chunked" in {f.name for f in dataclasses.fields(InsertParams)} else {}
 """The second insertion of a pass must not count as a second use of the path; 0.5.23 does not count insertions."""
@@ -39,7 +38,9 @@ class _Ordered:
     def _begin(self, core: Any, request_cnt: int) -> bool:
         """A walk of SGLang begins; whether it follows our order."""
         self._ours = self._scored(core)
-        self._asked = self._wanted = self._enough = request_cnt
+        self._asked = request_cnt  # by SGLang
+        self._wanted = request_cnt  # with what is evicted ahead: no victim is named beyond
+        self._enough = request_cnt  # what ends the shortage
         if self._ours:
             self._now, kv = self.coordinator.now(), self._pool is PoolKind.KV
             if kv and self.coordinator.short_tokens:  # the walk may go on to the last leaf, but is not meant to
@@ -184,18 +185,26 @@ class HybridMamba(_Ordered, MambaComponent):
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        coordinator = self.coordinator
-        record = tracked(req)
-        insert_params.hybrid = plan = Insertion(record)
+        insert_params.hybrid = plan = Insertion(tracked(req))
         if is_finished:
-            length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
-            length = guards.fileable(req, length or 0, token_ids_len, bool(self.cache.enable_mamba_extra_buffer))
-            if record.pending:
-                length = 0  # it ends where its states are not: before an interior that its next pass would jump over
-            tokens = answered(req, token_ids_len)
-            coordinator.finish(req, record, tokens, max(length, coordinator.cached_tokens(record)))
-            plan.mark = None if record.request is None else record.request.tip
-            return length
+            return self._prepare_end(req, insert_params, plan, token_ids_len)
+        return self._prepare_pass(req, insert_params, plan, token_ids_len)
+
+    def _prepare_end(self, req: Any, insert_params: Any, plan: Insertion, token_ids_len: int) -> int:
+        """`req` is over: the length up to which it is inserted, with its last state."""
+        record, coordinator = plan.record, self.coordinator
+        length = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+        length = guards.fileable(req, length or 0, token_ids_len, bool(self.cache.enable_mamba_extra_buffer))
+        if record.pending:
+            length = 0  # it ends where its states are not: before an interior that its next pass would jump over
+        tokens = answered(req, token_ids_len)
+        coordinator.finish(req, record, tokens, max(length, coordinator.cached_tokens(record)))
+        plan.mark = None if record.request is None else record.request.tip
+        return length
+
+    def _prepare_pass(self, req: Any, insert_params: Any, plan: Insertion, token_ids_len: int) -> int | None:
+        """A pass over the prompt is over: its end is inserted with a state, or else the deepest checkpoint is."""
+        record, coordinator = plan.record, self.coordinator
         plan.taken = taken = coordinator.slots.take(record, token_ids_len)
         coordinator.account.event("written", len(taken))
         chunked = token_ids_len < len(req.origin_input_ids)

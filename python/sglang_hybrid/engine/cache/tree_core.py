@@ -1,7 +1,7 @@
 """SGLang's tree core, evicting all victims of a shortage in one step.
 
 SGLang's cache frees memory after every victim, and stops as soon as the shortage is over. One step for all of them
-frees once, and can evict ahead (`prefix.decisions.AHEAD`): the next few requests then find memory.
+frees once, and can evict ahead (`prefix.pools.AHEAD`): the next few requests then find memory.
 """
 
 from __future__ import annotations
