@@ -113,25 +113,9 @@ class Workers:
                 await asyncio.sleep(LOOK_S)
 
     async def _look(self, worker: Worker) -> None:
-        doubted = worker.doubted.is_set()
         try:
             if worker.there:
-                async with self._get(worker, ALIVE) as answer:
-                    if answer.status >= 500:  # of a proxy, whose server is gone
-                        raise OSError(f"{ALIVE} answers {answer.status}")
-                    server, ending = answer.headers.get(SERVER, ""), ENDING in answer.headers
-                worker.missed = 0
-                if not worker.there:
-                    return  # it was found to be gone meanwhile
-                if server != worker.server:
-                    logger.warning("worker %s is another server than before", worker)
-                    await self._meet(worker)
-                elif ending:
-                    self._ends(worker)
-                elif doubted:
-                    worker.healthy, worker.why = True, ""
-                    worker.doubted.clear()
-                    logger.info("worker %s lives, and is in again", worker)
+                await self._look_again(worker)
                 return
             async with self._get(worker, READY, READY_S) as answer:
                 if answer.status != 200:
@@ -146,6 +130,25 @@ class Workers:
             if slow and worker.there:
                 return
             self.failed(worker, reason(error))
+
+    async def _look_again(self, worker: Worker) -> None:
+        doubted = worker.doubted.is_set()
+        async with self._get(worker, ALIVE) as answer:
+            if answer.status >= 500:  # of a proxy, whose server is gone
+                raise OSError(f"{ALIVE} answers {answer.status}")
+            server, ending = answer.headers.get(SERVER, ""), ENDING in answer.headers
+        worker.missed = 0
+        if not worker.there:
+            return  # it was found to be gone meanwhile
+        if server != worker.server:
+            logger.warning("worker %s is another server than before", worker)
+            await self._meet(worker)
+        elif ending:
+            self._ends(worker)
+        elif doubted:
+            worker.healthy, worker.why = True, ""
+            worker.doubted.clear()
+            logger.info("worker %s lives, and is in again", worker)
 
     def _ends(self, worker: Worker) -> None:
         """`worker` was told to stop, and would not end as long as it gets requests; those that it has go on."""
@@ -162,7 +165,27 @@ class Workers:
             server, info = answer.headers.get(SERVER, ""), await answer.json(content_type=None)
         if not isinstance(info, dict):
             raise ValueError("/server_info is no object: is it an SGLang server?")
-        model = str(info.get("served_model_name") or info.get("model_path") or "")
+        channel = self._agreed(worker, server, info)
+        worker.page_tokens, worker.server = 0 if channel is None else channel.page_tokens, server
+        worker.model = _model(info)
+        worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        worker.most_running = most_running(info)
+        self._forget(worker)
+        if channel is not None and self.index is not None:
+            self.index.join(worker.url)
+            worker.follower = Follower(worker.url, channel, self.index)
+            worker.follower.start()
+        worker.healthy, worker.ending, worker.why, worker.missed = True, False, "", 0
+        worker.doubted.clear()
+        worker.life += 1
+        told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
+        told = "decodes" if worker.role == "decode" else told
+        counts = len(self.healthy), len(self.all)
+        logger.info("worker %s is in, %d of %d: %s, %s", worker, *counts, worker.model, told)
+
+    def _agreed(self, worker: Worker, server: str, info: dict[str, Any]) -> Channel | None:
+        """Where `worker` tells of its states, None if it does not; ValueError where it cannot serve with the others."""
+        model = _model(info)
         fingerprint = str(info.get("model_fingerprint") or "")
         others = [other for other in self._there if other is not worker]
         if server and (same := next((other for other in others if other.server == server), None)) is not None:
@@ -177,29 +200,14 @@ class Workers:
             )
         if self._fits is not None:
             self._fits(worker, info, others)
-        channel, page = Channel.of(info, worker.url), 0
+        channel = Channel.of(info, worker.url)
         if channel is not None:
             if self.index is None:
                 self.index = RestartIndex(channel.page_tokens)
-            page = channel.page_tokens
-            if page != self.index.page_tokens:
-                raise ValueError(
-                    f"it has another --page-size than the other workers: {page}, not {self.index.page_tokens}"
-                )
-        worker.model, worker.page_tokens, worker.server = model, page, server
-        worker.context_tokens = int(info.get("max_req_input_len") or info.get("context_length") or 0)
-        worker.most_running = most_running(info)
-        self._forget(worker)
-        if channel is not None and self.index is not None:
-            self.index.join(worker.url)
-            worker.follower = Follower(worker.url, channel, self.index)
-            worker.follower.start()
-        worker.healthy, worker.ending, worker.why, worker.missed = True, False, "", 0
-        worker.doubted.clear()
-        worker.life += 1
-        told = "tells of its states" if channel else "does not tell what it holds (--hybrid-state-events published)"
-        told = "decodes" if worker.role == "decode" else told
-        logger.info("worker %s is in, %d of %d: %s, %s", worker, len(self.healthy), len(self.all), model, told)
+            page, others_page = channel.page_tokens, self.index.page_tokens
+            if page != others_page:
+                raise ValueError(f"it has another --page-size than the other workers: {page}, not {others_page}")
+        return channel
 
     def _forget(self, worker: Worker) -> None:
         if worker.follower is not None:
@@ -229,3 +237,7 @@ class Workers:
             }
             for worker in self.all.values()
         ]
+
+
+def _model(info: dict[str, Any]) -> str:
+    return str(info.get("served_model_name") or info.get("model_path") or "")
