@@ -21,19 +21,8 @@ CHUNK, SHORT_CHUNK = 64, 16
 SHORT_ROW = 64
 
 
-class _Numbers:
-    """Lists of whole numbers that go to the device in one copy."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-
-    def add(self, values: Sequence[int] | np.ndarray) -> slice:
-        start = sum(map(len, self._parts))
-        self._parts.append(np.asarray(values, np.int64))
-        return slice(start, start + len(self._parts[-1]))
-
-    def send(self, device: torch.device) -> Tensor:
-        return copies.send(np.concatenate(self._parts), device)
+_Lists = dict[str, Sequence[int] | np.ndarray]
+_MOVED = ("source", "target", "bounds", "deltas")  # of Moves
 
 
 @dataclass(slots=True)
@@ -155,92 +144,102 @@ def build(
 
 
 def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
-    numbers, own = _Numbers(), len(draft.own)
-    cold_places = [place for _, start, n, _, _ in draft.cold for place in range(start, start + n)]
-    cold_bounds = list(accumulate((n for _, _, n, _, _ in draft.cold), initial=0))
-    inner = [range(b + head, b + head + n) for b, (_, _, _, head, n) in zip(cold_bounds, draft.cold, strict=False)]
-    bounds = list(accumulate((*draft.rows, *(n for _, _, n, _, _ in draft.cold)), initial=0))
-    wide = [*draft.wide, *(n for _, _, n, _, _ in draft.cold)]
-    own_rows, made = len(draft.rows), len(draft.cold)
+    own, own_rows, made = len(draft.own), len(draft.rows), len(draft.cold)
+    cold_tokens = [n for _, _, n, _, _ in draft.cold]
+    bounds = list(accumulate((*draft.rows, *cold_tokens), initial=0))
+    wide = [*draft.wide, *cold_tokens]
     chunk = SHORT_CHUNK if not made and max(draft.rows, default=0) <= SHORT_ROW else CHUNK
     chunks = list(accumulate((-(-(b - a) // chunk) for a, b in pairwise(bounds)), initial=0))
-    kept = (*(c for _, _, c in draft.inside), *(c for _, c in draft.finals))
-    add = numbers.add
-    parts = {
-        "take": add(draft.take),
-        "positions": add(draft.positions),
-        "extra": add(draft.extra),
-        "plain": add(draft.plain),
-        "plain_at": add(draft.plain_rows),
-        "linear": add([*draft.own, *cold_places]),
-        "bounds": add(bounds),
-        "of_request": add([0, *draft.row_ends, *range(own_rows + 1, own_rows + made + 1)]),
-        "states": add([*draft.states, *[-1] * made]),
-        "jump": add([*draft.jump, *[-1] * made]),
-        "wide": add(list(accumulate(wide, initial=0))),
-        "behind": add([*draft.behind, *[-1] * made]),
-        "after": add([*draft.after, *[-1] * made]),
-        "last": add(draft.last),
-        "last_states": add(draft.last_states),
-        "own_bounds": add(draft.own_bounds),
-        "own_positions": add(draft.own_positions),
-        "cells": add(np.concatenate(draft.cells)),
-        "cell_bounds": add(list(accumulate(draft.cell_counts, initial=0))),
-        "blocks": add([entry.block for entry, *_ in draft.cold]),
-        "transitions": add(np.concatenate([[], *(entry.transitions for entry, *_ in draft.cold)])),
-        "cold_bounds": add(cold_bounds),
-        "cold_positions": add([at for _, _, n, _, _ in draft.cold for at in range(n)]),
-        "interior": add([own + at for each in inner for at in each]),
-        "interior_bounds": add(list(accumulate(map(len, inner), initial=0))),
-        "places": add([at for each in inner for at in each]),
-        "cold_slots": add(np.concatenate([[], *(entry.slots for entry, *_ in draft.cold)])),
-        "cold_windows": add([own + at for each in inner for at in range(each.stop - window, each.stop)]),
-        "chunks": add([chunks[row] for row, _, _ in draft.inside]),
-        "windows": add([at for _, end, _ in draft.inside for at in range(end - window, end)]),
-        "finals": add([state for state, _ in draft.finals]),
+    lists: _Lists = {
+        "take": draft.take,
+        "positions": draft.positions,
+        "extra": draft.extra,
+        "plain": draft.plain,
+        "plain_at": draft.plain_rows,
+        "linear": [*draft.own, *(place for _, start, n, _, _ in draft.cold for place in range(start, start + n))],
+        "bounds": bounds,
+        "of_request": [0, *draft.row_ends, *range(own_rows + 1, own_rows + made + 1)],
+        "states": [*draft.states, *[-1] * made],
+        "jump": [*draft.jump, *[-1] * made],
+        "wide": list(accumulate(wide, initial=0)),
+        "behind": [*draft.behind, *[-1] * made],
+        "after": [*draft.after, *[-1] * made],
+        "last": draft.last,
+        "last_states": draft.last_states,
+        "own_bounds": draft.own_bounds,
+        "own_positions": draft.own_positions,
+        "cells": np.concatenate(draft.cells),
+        "cell_bounds": list(accumulate(draft.cell_counts, initial=0)),
+        "chunks": [chunks[row] for row, _, _ in draft.inside],
+        "windows": [at for _, end, _ in draft.inside for at in range(end - window, end)],
+        "finals": [state for state, _ in draft.finals],
     }
-    moved = {late: _moved(numbers, draft.moves[late]) for late in (False, True)}
-    sent = numbers.send(device)
-    at = {name: sent[where] for name, where in parts.items()}
-    held = torch.cat([*draft.held, sent.new_full((1,), -1)])  # the last one is that of -1
+    moved = {"early": draft.moves[False], "late": draft.moves[True]}
+    for name, moves in moved.items():
+        lists |= _moved(name, moves)
+    at = _send(lists | _made(draft, window), device)
+    held = torch.cat([*draft.held, at["take"].new_full((1,), -1)])  # the last one is that of -1
     at |= {name: held[at[name]] for name in ("states", "after", "last_states", "finals")}
     linear = Linear(
         chunk, at["linear"], at["bounds"], bounds, at["of_request"], at["states"], at["jump"], at["wide"], wide,
         at["behind"], at["after"], at["last"], at["last_states"],
     )  # fmt: skip
     attended = Attended(
-        draft.seen,
-        at["linear"][:own],
-        at["own_bounds"],
-        at["own_positions"],
-        at["cells"],
-        at["cell_bounds"],
+        draft.seen, at["linear"][:own], at["own_bounds"], at["own_positions"], at["cells"], at["cell_bounds"],
         max(draft.cell_counts),
-    )
+    )  # fmt: skip
     making = None
     if made:
+        cold_bounds = accumulate(cold_tokens, initial=0)
         making = Making(
             tuple(entry for entry, *_ in draft.cold), [(a, b, a, b) for a, b in pairwise(cold_bounds)], at["blocks"],
             at["transitions"].view(made, -1), at["linear"][own:], at["cold_bounds"],
             at["cold_positions"], max(wide[-made:]), at["interior"], at["interior_bounds"], at["places"],
             at["cold_slots"], at["cold_windows"].view(made, window),
         )  # fmt: skip
-    windows = at["windows"].view(len(draft.inside), window)
+    early, late = (
+        Moves(*(at[f"{name} {part}"] for part in _MOVED)) if moves else None for name, moves in moved.items()
+    )
+    kept = (*(checkpoint for _, _, checkpoint in draft.inside), *(checkpoint for _, checkpoint in draft.finals))
+    saves = Saves(at["chunks"], at["windows"].view(len(draft.inside), window), at["finals"], kept) if kept else None
     return PassBatch(
         at["take"], at["extra"], at["positions"], draft.lengths, at["plain"], draft.plain_rows, at["plain_at"], linear,
-        attended,
-        *(None if where is None else Moves(*(sent[part] for part in where)) for where in (moved[False], moved[True])),
-        making,
-        Saves(at["chunks"], windows, at["finals"], kept) if kept else None,
+        attended, early, late, making, saves,
     )  # fmt: skip
 
 
-def _moved(numbers: _Numbers, moves: list[tuple[Entry, int, int, int, int]]) -> tuple[slice, ...] | None:
+def _made(draft: _Draft, window: int) -> _Lists:
+    """Of the segments that the pass makes; `interior` and `places` are where their kept tokens lie."""
+    bounds = list(accumulate((n for _, _, n, _, _ in draft.cold), initial=0))
+    kept = [range(b + head, b + head + n) for b, (_, _, _, head, n) in zip(bounds, draft.cold, strict=False)]
+    own = len(draft.own)
+    return {
+        "blocks": [entry.block for entry, *_ in draft.cold],
+        "transitions": np.concatenate([[], *(entry.transitions for entry, *_ in draft.cold)]),
+        "cold_bounds": bounds,
+        "cold_positions": [at for _, _, n, _, _ in draft.cold for at in range(n)],
+        "interior": [own + at for each in kept for at in each],
+        "interior_bounds": list(accumulate(map(len, kept), initial=0)),
+        "places": [at for each in kept for at in each],
+        "cold_slots": np.concatenate([[], *(entry.slots for entry, *_ in draft.cold)]),
+        "cold_windows": [own + at for each in kept for at in range(each.stop - window, each.stop)],
+    }
+
+
+def _moved(name: str, moves: list[tuple[Entry, int, int, int, int]]) -> _Lists:
     if not moves:
-        return None
-    return (
-        numbers.add(np.concatenate([entry.slots[first : first + n] for entry, first, _, n, _ in moves])),
-        numbers.add([at for _, _, start, n, _ in moves for at in range(start, start + n)]),
-        numbers.add(list(accumulate((n for _, _, _, n, _ in moves), initial=0))),
-        numbers.add([delta for *_, delta in moves]),
+        return {}
+    lists: tuple[Sequence[int] | np.ndarray, ...] = (
+        np.concatenate([entry.slots[first : first + n] for entry, first, _, n, _ in moves]),
+        [at for _, _, start, n, _ in moves for at in range(start, start + n)],
+        list(accumulate((n for _, _, _, n, _ in moves), initial=0)),
+        [delta for *_, delta in moves],
     )
+    return {f"{name} {part}": values for part, values in zip(_MOVED, lists, strict=True)}
+
+
+def _send(lists: _Lists, device: torch.device) -> dict[str, Tensor]:
+    """Whole numbers, in one copy."""
+    parts = [np.asarray(values, np.int64) for values in lists.values()]
+    sent = copies.send(np.concatenate(parts), device)
+    return dict(zip(lists, sent.split([len(part) for part in parts]), strict=True))
