@@ -78,14 +78,8 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     grid = compat.checkpoint_grid() if ctx.params.enable_mamba_extra_buffer else 1
     # A host tier gives back what left the device: what LRU would hold in two tiers is not known here.
     guarded = scores and not ctx.enable_hierarchical_cache
-    if config.request_log and not ctx.tp_rank:
-        shape = _shape(ctx, args, config, prefill.step)
-        decisions: Decisions = RecordedDecisions(_log(config), spec, config.policy, grid, guarded, shape)
-    else:
-        where = Places(grid, prefill.step, int(ctx.params.page_size))
-        decisions = Decisions(spec, config.policy, where=where, guarded=guarded)
-    for tokens in read_prefixes(config.seed_prefixes):
-        decisions.seed(tokens, 0.0)
+    where = Places(grid, prefill.step, int(ctx.params.page_size))
+    decisions = _decisions(ctx, config, spec, where, guarded)
     watched = TieredVictims if ctx.enable_hierarchical_cache else Victims
     pools: tuple[PoolKind, ...] = (PoolKind.STATES, PoolKind.KV)
     if ctx.enable_hierarchical_cache:
@@ -120,6 +114,17 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
     return CacheCoordinator(
         parts, memory, Rules(grid=grid, prefill=prefill, admits=admits, scores=scores, message_end_ids=ends), composer
     )
+
+
+def _decisions(ctx: Any, config: HybridConfig, spec: ModelSpec, where: Places, guarded: bool) -> Decisions:
+    if config.request_log and not ctx.tp_rank:
+        shape = _shape(ctx, compat.resolved(ctx.server_args), config, where.step)
+        made: Decisions = RecordedDecisions(_log(config), spec, config.policy, where.grid, guarded, shape)
+    else:
+        made = Decisions(spec, config.policy, where=where, guarded=guarded)
+    for tokens in read_prefixes(config.seed_prefixes):
+        made.seed(tokens, 0.0)
+    return made
 
 
 def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int]:

@@ -197,9 +197,9 @@ class CacheCoordinator:
         wanted_at = places(record.request.positions, start, end, self.grid, self.step, self.cache.page_size)
         if last and self.cache.enable_mamba_extra_buffer:
             wanted_at.pop(own_place(start, end, self.grid), None)
-        places_ = self._afford(record.request, wanted_at)
+        affordable = self._afford(record.request, wanted_at)
         for at, wanted in sorted(wanted_at.items(), reverse=True):
-            if at in places_ and self.slots.reserve(record, at, wanted):
+            if at in affordable and self.slots.reserve(record, at, wanted):
                 self.account.planned()
             else:
                 self.account.event("refused")
@@ -217,9 +217,9 @@ class CacheCoordinator:
         found.pop(0, None)
         if made.end in found and not self.cache.enable_mamba_extra_buffer:
             del found[made.end]  # SGLang saves that one by itself
-        places_ = self._afford(record.request, found)
+        affordable = self._afford(record.request, found)
         for at, position in sorted(found.items(), reverse=True):
-            if at not in places_ or not self.slots.reserve(record, at, position):
+            if at not in affordable or not self.slots.reserve(record, at, position):
                 self.account.event("refused")
 
     def _afford(self, request: Request, wanted_at: dict[int, int]) -> set[int]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from sglang_hybrid.engine import compat
@@ -196,15 +196,8 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
     table, starts = _send(rows, window, _starts(pending, every) if every else [], metadata.query_start_loc.device)
     slots = backend._translate_mamba_indices(torch.cat([row.checkpoint.slot.view(-1) for row in rows]).long())
 
-    def of(source: _Source) -> slice:
-        begin = sum(row.source < source for row in rows)
-        return slice(begin, begin + sum(row.source == source for row in rows))
-
-    def add(name: str, values: Any) -> None:
-        held = getattr(metadata, name, None)
-        setattr(metadata, name, values if held is None else torch.cat([held, values.to(held.dtype)]))
-
-    finals, chunks, inside, again = (of(source) for source in _Source)
+    add = partial(_append, metadata)
+    finals, chunks, inside, again = _by_source(rows)
     add("track_conv_indices", table[:, 2:])
     add("conv_states_mask_indices", slots)
     add("track_ssm_final_src", metadata.mamba_cache_indices[table[finals, 0]].long())
@@ -233,6 +226,14 @@ def extend(_: Any, backend: Any, forward_batch: Any) -> None:
         return
     for checkpoint in checkpoints:
         checkpoint.written = True
+
+
+def _append(metadata: Any, name: str, values: Any) -> None:
+    """Put `values` behind SGLang's own of that name."""
+    import torch
+
+    held = getattr(metadata, name, None)
+    setattr(metadata, name, values if held is None else torch.cat([held, values.to(held.dtype)]))
 
 
 def outside_a_graph(can: bool, runner: Any, batch: Any) -> bool | None:
@@ -306,6 +307,12 @@ def _rows(pending: Pending, chunk: int, every: int, window: int, one_grid: bool)
             source, first, second = _Source.CHUNK, chunks[row] + offset // chunk, 0
         found.append(_Row(source, first, second, row, offset, at, checkpoint))
     return sorted(found, key=lambda row: row.source)
+
+
+def _by_source(rows: Sequence[_Row]) -> list[slice]:
+    """Where the rows of each source stand among `rows`, which are sorted by it."""
+    bounds = accumulate((sum(row.source == source for row in rows) for source in _Source), initial=0)
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def _places(rows: Sequence[_Row], device: Any) -> Any:
