@@ -62,7 +62,7 @@ def require_arrival(obj: Any, vocabulary: int, most_sequences: int, from_client:
     for name in _LOOSE:
         weight(getattr(obj, name, None), name)
     if from_client:
-        _require_no_disguise(obj)
+        _require_no_internals(obj)
 
 
 def _prompts(obj: Any) -> tuple[int, bool]:
@@ -75,7 +75,7 @@ def _prompts(obj: Any) -> tuple[int, bool]:
         counts["text"] = (1, True) if isinstance(obj.text, str) else (len(obj.text), False)
     if obj.input_ids is not None:
         nested = bool(obj.input_ids) and isinstance(obj.input_ids[0], list)
-        if not all(obj.input_ids) if nested else not (obj.input_ids or _session(obj)):
+        if not all(obj.input_ids) if nested else not (obj.input_ids or session_of(obj)):
             raise ConfigError("every prompt of input_ids has at least one token; leave empty ones out: []")
         counts["input_ids"] = (len(obj.input_ids), False) if nested else (1, True)
     if (embeds := obj.input_embeds) is not None:
@@ -87,8 +87,8 @@ def _prompts(obj: Any) -> tuple[int, bool]:
     return next(iter(counts.values()), (1, True))
 
 
-def _session(obj: Any) -> Any:
-    """The session a request continues; its history may be the whole prompt."""
+def session_of(obj: Any) -> Any:
+    """The id of the session that a request continues, None for none; its history may be the whole prompt."""
     return (getattr(obj, "session_params", None) or {}).get("id")
 
 
@@ -160,7 +160,7 @@ def _require_numbers(obj: Any, prompts: int, single: bool, vocabulary: int) -> N
             raise ConfigError(f"{name} is one list, or a list of one per prompt ({prompts}): {shown(given)}")
 
 
-def _require_no_disguise(obj: Any) -> None:
+def _require_no_internals(obj: Any) -> None:
     """Raise ConfigError for fields that are for SGLang's own processes, and for a clock that is not ours."""
     for name in _SERVERS:
         if getattr(obj, name, None) is not None:

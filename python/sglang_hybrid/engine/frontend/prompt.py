@@ -9,6 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache.boundaries import named
 from sglang_hybrid.engine.cache.hints import named_hints
+from sglang_hybrid.engine.frontend.arrival import session_of
 from sglang_hybrid.engine.frontend.limits import LOGPROBS, TOKENS, require_ids, shown
 from sglang_hybrid.engine.frontend.settings import settings
 from sglang_hybrid.engine.segments import marked
@@ -32,7 +33,7 @@ def require_prompt(manager: Any, obj: Any, ids: Sequence[int] | None) -> None:
     # What SGLang's processors of images and sounds make of a prompt is theirs; what the client gave is checked.
     made = obj.contains_mm_input() and manager.model_config.is_multimodal
     require_ids((obj.input_ids or ()) if made else ids, vocabulary)
-    if not len(ids) and not (getattr(obj, "session_params", None) or {}).get("id"):
+    if not len(ids) and not session_of(obj):
         raise ConfigError("a prompt has at least one token: 0")
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         positions = getattr(obj, name, None)
@@ -86,7 +87,7 @@ def _require_segments(obj: Any, custom_params: Any, prompt_tokens: int) -> None:
     """Without segments in the server the key is no word of ours, and what stands under it somebody else's."""
     if settings().segments != "on" or not marked.named(custom_params, prompt_tokens):
         return
-    if (getattr(obj, "session_params", None) or {}).get("id"):
+    if session_of(obj):
         raise ConfigError(
             f"a turn of a session marks no segments, for its history stands in front of them; leave "
             f"custom_params.{marked.KEY} out: {shown(custom_params[marked.KEY])}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_hybrid.engine.cache import boundaries
 from sglang_hybrid.engine.frontend import labels, media, placeholders, texts, token_cache
-from sglang_hybrid.engine.frontend.arrival import require_arrival
+from sglang_hybrid.engine.frontend.arrival import require_arrival, session_of
 from sglang_hybrid.engine.frontend.ids import require_own
 from sglang_hybrid.engine.frontend.processors import require_readable
 from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
@@ -62,7 +62,7 @@ def keep_session(server_args: Any, obj: Any) -> None:
     turns between, or as of a session that is not there.
     """
     replicas = (server_args.dp_size or 1) * (getattr(server_args, "attn_dp_size", None) or 1)
-    session = (getattr(obj, "session_params", None) or {}).get("id")
+    session = session_of(obj)
     named = (getattr(obj, name, None) for name in ("routed_dp_rank", "data_parallel_rank"))
     if replicas > 1 and session is not None and all(rank is None for rank in named):
         obj.routed_dp_rank = zlib.crc32(str(session).encode()) % replicas

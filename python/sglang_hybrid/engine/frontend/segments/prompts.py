@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.frontend.arrival import session_of
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments.tokens import ranges
 from sglang_hybrid.engine.frontend.settings import settings
@@ -40,7 +41,7 @@ def divide(obj: Any, tokenizer: Any, path: str | None) -> None:
         return
     params = obj.sampling_params
     each = params if isinstance(params, list) else [params or {}] * len(texts)
-    in_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
+    in_session = bool(session_of(obj))
     made = [_divided(tokenizer, text, mark, given, in_session) for text, given in zip(texts, each, strict=True)]
     single = isinstance(obj.text, str)
     obj.input_ids, obj.text = made[0][0] if single else [ids for ids, _ in made], None
