@@ -65,13 +65,18 @@ def flags(
         chosen |= _CHAIN
     if spec is None:
         return chosen
-    spec = spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype)
-    hybrid = spec.is_recurrent
-    if hybrid and namespace.mamba_radix_cache_strategy == "auto":
+    if spec.is_recurrent and namespace.mamba_radix_cache_strategy == "auto":
         # no_buffer never serves an exact repeat, but is all that SGLang has for some
         chosen["mamba_radix_cache_strategy"] = "extra_buffer" if buffered else "no_buffer"
-    if config.memory == "elastic":
-        return chosen  # sizes follow from the budget where the pools are built
+    if config.memory != "elastic":  # there sizes follow from the budget where the pools are built
+        chosen |= _pool_sizes(namespace, config, spec.with_dtypes(kv_dtype=dtype, conv_dtype=dtype), dtype)
+    return chosen
+
+
+def _pool_sizes(namespace: Any, config: HybridConfig, spec: ModelSpec, dtype: str) -> dict[str, int]:
+    """Flags that give the pools the budget's bytes, beside what drafts take; and no more requests than fit."""
+    chosen: dict[str, int] = {}
+    overlap = config.cpu_event_loop == "overlap"
     requests = namespace.max_running_requests or _MOST_REQUESTS
     taken_bytes = candidate_bytes(draft_tokens(namespace), requests, spec.checkpoint_bytes)
     drafted_bytes = drafts.kv_bytes_per_token(namespace, spec, dtype)
@@ -79,7 +84,7 @@ def flags(
     tokens, states = sizes(config.cpu_memory_bytes, spec, overlap, taken_bytes)
     if namespace.max_total_tokens is None:
         chosen["max_total_tokens"] = tokens
-    if hybrid and namespace.max_mamba_cache_size is None:
+    if spec.is_recurrent and namespace.max_mamba_cache_size is None:
         chosen["max_mamba_cache_size"] = states
         if namespace.max_running_requests is None:
             least = slots.per_request("extra_buffer", overlap)

@@ -265,12 +265,10 @@ def _owns(include_parent: bool) -> bool:
 
 @contextmanager
 def _quit_signal(custom: Any) -> Iterator[None]:
-    """SGLang's children send SIGQUIT when they raise an error or hang: from here on it ends the engines.
+    """SGLang's children send SIGQUIT when they raise an error or hang: from its end on it ends the engines.
 
-    A handler that the user gave, `custom`, stays.
-
-    While it lasts, SGLang's own handler raises EngineDied, see `_owns`. A thread can set no handler, and without one
-    the process would end: there the signal is ignored, and the watchdog sees who dies.
+    Inside, SGLang's own handler raises EngineDied, see `_owns`. A handler that the user gave, `custom`, stays. A thread
+    can set none, and without one the process would end: there the signal is ignored, and the watchdog sees who dies.
     """
     if threading.current_thread() is not threading.main_thread():
         if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
