@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.load import Client, quantile, words
+from benchmarks.gpu.load import Client, quantile
+from benchmarks.serving.servers import words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo.tokenizer import save_tokenizer
 from sglang_hybrid.sim.server import SimulatedServer

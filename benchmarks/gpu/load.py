@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import threading
@@ -14,10 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.serving.servers import flush
-
-FIRST_TOKEN, LAST_TOKEN = 3, 258
-"""Ids that the embedded tokenizer and every large one have."""
+from benchmarks.serving.servers import flush, streamed, words
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,6 @@ FULL = Size(branching=48, conversations=96, turns=3, system=3072, message=256, a
 REHEARSAL = Size(branching=6, conversations=6, turns=2, system=192, message=32, answer=6, at_once=3)
 
 
-def words(rng: random.Random, count: int) -> list[int]:
-    return [rng.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
-
-
 class Client:
     """One server's native endpoint, by token ids."""
 
@@ -56,18 +48,9 @@ class Client:
 
     def ask(self, prompt: Sequence[int], tokens: int, logprobs: bool = False) -> dict[str, Any]:
         """A greedy answer: seconds to its first and last token, its ids, tokens hit, log-probabilities if asked for."""
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, "return_logprob": logprobs}
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + "/generate", json.dumps(body).encode(), headers)
-        start, first, last = time.perf_counter(), None, {}
-        with urllib.request.urlopen(request, timeout=600) as stream:
-            for line in stream:
-                if line.startswith(b"data: {"):
-                    first = time.perf_counter() - start if first is None else first
-                    last = json.loads(line[6:])
+        first, total, last = streamed(self.url, list(prompt), tokens, 600, return_logprob=logprobs)
         meta = last["meta_info"]
-        found = {"ttft_s": first, "total_s": time.perf_counter() - start, "ids": last["output_ids"]}
+        found = {"ttft_s": first, "total_s": total, "ids": last["output_ids"]}
         found |= {"prompt_tokens": len(prompt), "cached_tokens": meta["cached_tokens"]}
         if logprobs:
             found["logprobs"] = [value for value, *_ in meta["output_token_logprobs"]]

@@ -29,13 +29,12 @@ import numpy as np
 
 from benchmarks import provenance
 from benchmarks.serving.load import percentiles
-from benchmarks.serving.servers import ENVIRONMENT, flush
+from benchmarks.serving.servers import ENVIRONMENT, flush, text
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 
 Row = dict[str, Any]
-WORDS = ("gate", "mill", "code", "baker", "brother", "key", "market", "river", "tower", "ship", "price", "keeper")
 OURS = ("round_robin", "least_load", "text", "kv_events", "restart_points")
 THEIRS = ("cache_aware",)
 SERVERS, RUNNING, ANSWER = 2, 4, 6
@@ -49,13 +48,6 @@ args = RouterArgs(worker_urls=urls, port=int(port), policy=policy, prometheus_po
 args.host = "127.0.0.1"
 Router.from_args(args).start()
 """
-
-
-def text(rng: random.Random, characters: int) -> str:
-    made = ""
-    while len(made) < characters:
-        made += rng.choice(WORDS) + " "
-    return made[:characters]
 
 
 def documents(rng: random.Random) -> list[list[str]]:

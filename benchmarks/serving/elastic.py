@@ -32,10 +32,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, words
+from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, scheduler, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -111,18 +109,13 @@ PHASES: dict[str, Callable[[Client, int], list[dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def scheduler(client: Client) -> psutil.Process:
-    family = psutil.Process(client.server.process.pid).children(recursive=True)
-    return next(process for process in family if "scheduler" in process.name())
-
-
 def shifting(clients: dict[str, Client], repeats: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """One row per (repeat, phase, server), and resident bytes over time."""
     rows, noted, begin = [], [], time.monotonic()
 
     def note(name: str, when: str) -> None:
         at = time.monotonic() - begin
-        rss = scheduler(clients[name]).memory_info().rss
+        rss = scheduler(clients[name].server).memory_info().rss
         noted.append({"server": name, "when": when, "at_s": at, "resident_bytes": rss})
 
     names = list(clients)
@@ -185,7 +178,7 @@ def resident(client: Client) -> list[dict[str, Any]]:
     """Resident memory of the scheduler beside the account's, twice a second, while memory fills and empties again."""
     rows: list[dict[str, Any]] = []
     done, when = threading.Event(), [""]
-    process, begin = scheduler(client), time.monotonic()
+    process, begin = scheduler(client.server), time.monotonic()
 
     def watch() -> None:
         while not done.wait(0.5):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, text
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
@@ -43,7 +43,6 @@ TEMPLATE = (
 )
 
 RUNNING, ROOMY = 4, 512
-WORDS = ("gate", "mill", "code", "baker", "brother", "key", "market", "river", "tower", "ship", "price", "keeper")
 
 
 def sizes(documents: int, roomy: bool = False) -> list[str]:
@@ -58,13 +57,6 @@ def sizes(documents: int, roomy: bool = False) -> list[str]:
         "--max-running-requests",
         str(RUNNING),
     ]
-
-
-def text(rng: random.Random, characters: int) -> str:
-    made = ""
-    while len(made) < characters:
-        made += rng.choice(WORDS) + " "
-    return made[:characters]
 
 
 def requests(documents: int, questions: int, seed: int) -> list[tuple[int, str, str]]:

@@ -10,6 +10,8 @@ import time
 import urllib.request
 from typing import Any
 
+import psutil
+
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 SIZES = ["--max-total-tokens", "65536", "--max-mamba-cache-size", "256", "--max-running-requests", "16"]
@@ -24,6 +26,8 @@ if DEVICE == "cpu":
     PLATFORM = ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"]
     PLATFORM += ["--disable-overlap-schedule", "--sleep-on-idle"]
 STOCK = [*PLATFORM, "--enable-cache-report"]
+
+_WORDS = ("gate", "mill", "code", "baker", "brother", "key", "market", "river", "tower", "ship", "price", "keeper")
 
 Command = tuple[str, list[str], dict[str, str]]
 """Launcher module, flags, environment."""
@@ -51,17 +55,7 @@ class Client:
 
         `verified`: passes that verified drafts, None where nothing drafts.
         """
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.server.url + "/generate", json.dumps(body).encode(), headers)
-        start, first, last = time.perf_counter(), None, {}
-        with urllib.request.urlopen(request, timeout=300) as stream:
-            for line in stream:
-                if line.startswith(b"data: {"):
-                    first = time.perf_counter() - start if first is None else first
-                    last = json.loads(line[6:])
-        total = time.perf_counter() - start
+        first, total, last = streamed(self.server.url, prompt, tokens)
         known = last["meta_info"]
         return {
             "ttft_s": first,
@@ -75,14 +69,44 @@ class Client:
         flush(self.server.url)
 
 
+def streamed(
+    url: str, prompt: list[int], tokens: int, patience_s: float = 300, **more: Any
+) -> tuple[float | None, float, dict[str, Any]]:
+    """One greedy completion: seconds to its first token, seconds in all, its last chunk; `more` stands in the body."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": sampling, "stream": True, **more}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), headers)
+    start, first, last = time.perf_counter(), None, {}
+    with urllib.request.urlopen(request, timeout=patience_s) as stream:
+        for line in stream:
+            if line.startswith(b"data: {"):
+                first = time.perf_counter() - start if first is None else first
+                last = json.loads(line[6:])
+    return first, time.perf_counter() - start, last
+
+
 def flush(url: str) -> None:
     """Empty a server's cache once it is idle: its last batch may outlast the last token of an answer."""
     request = urllib.request.Request(f"{url}/flush_cache?timeout={IDLE_WITHIN_S}", b"", method="POST")
     urllib.request.urlopen(request, timeout=2 * IDLE_WITHIN_S).read()
 
 
+def scheduler(server: Server) -> psutil.Process:
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return next(process for process in family if "scheduler" in process.name())
+
+
 def words(rng: random.Random, count: int) -> list[int]:
+    """Ids that the embedded tokenizer and every large one have."""
     return [rng.randint(3, 258) for _ in range(count)]
+
+
+def text(rng: random.Random, characters: int) -> str:
+    made = ""
+    while len(made) < characters:
+        made += rng.choice(_WORDS) + " "
+    return made[:characters]
 
 
 def median_of(pairs: list[float]) -> dict[str, float]:

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import provenance
+from benchmarks.serving.servers import scheduler
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -173,11 +172,6 @@ def metrics(client: Client) -> dict[str, float]:
     return {f"{name}.{kind[1]}" if kind else name: float(v) for (name, kind), (*_, v) in zip(kinds, found, strict=True)}
 
 
-def scheduler(client: Client) -> psutil.Process:
-    family = psutil.Process(client.server.process.pid).children(recursive=True)
-    return next(process for process in family if "scheduler" in process.name())
-
-
 def flags(options: argparse.Namespace, folder: Path) -> list[str]:
     """Less memory than the load wants: the same bytes as pools of fixed sizes, or as one budget."""
     spec = from_config(json.loads((folder / "config.json").read_text()))
@@ -204,7 +198,7 @@ def load(client: Client, folder: Path, pool: dict[str, list[Question]], options:
     ] + [threading.Thread(target=be_rude, args=(client, stop, 900 + i, tally)) for i in range(2)]
     for thread in threads:
         thread.start()
-    process, begin, rows = scheduler(client), time.monotonic(), []
+    process, begin, rows = scheduler(client.server), time.monotonic(), []
     while (at := time.monotonic() - begin) < 60 * options.minutes and process.is_running():
         phase[0] = list(PHASES)[int(at / PHASE_S) % len(PHASES)]
         time.sleep(SAMPLE_S)
@@ -295,9 +289,9 @@ def soak(folder: Path, options: argparse.Namespace, pool: dict[str, list[Questio
     with Server(folder, flags(options, folder), log=log_file, environment={**ENVIRONMENT, **cores}) as server:
         server.wait_ready(PATIENCE_S)
         client = Client(server)
-        pid = scheduler(client).pid
+        pid = scheduler(client.server).pid
         rows = load(client, folder, pool, options, tally)
-        alive = server.process.poll() is None and scheduler(client).pid == pid
+        alive = server.process.poll() is None and scheduler(client.server).pid == pid
         end = settle(client, options.memory) if alive else {}
         log = server.log.read_text()
     if options.keep_log is not None:
