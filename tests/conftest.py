@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,15 @@ UNTIL = "SGLANG_HYBRID_TESTS_UNTIL"
 def pytest_runtest_setup() -> None:
     if time.time() > float(os.environ.get(UNTIL, "inf")):
         pytest.skip(f"the time is over: {UNTIL}")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a demo model by preset name, built once."""
+    from sglang_hybrid.demo import model
+
+    root = tmp_path_factory.mktemp("models")
+    return lambda preset: model.build(root / preset, preset)
 
 
 @pytest.fixture

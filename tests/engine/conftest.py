@@ -23,13 +23,6 @@ if not compat.at_least("0.5.21"):
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a demo model by preset name, built once."""
-    root = tmp_path_factory.mktemp("models")
-    return lambda preset: model.build(root / preset, preset)
-
-
-@pytest.fixture(scope="session")
 def references(models: Callable[[str], Path]) -> Callable[[str], Reference]:
     loaded: dict[str, Reference] = {}
 
