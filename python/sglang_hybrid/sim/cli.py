@@ -76,9 +76,9 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     policies = _split(args.policy)
     if not policies:
         raise ConfigError(f"name at least one policy of {', '.join(POLICIES)}: {args.policy!r}")
-    memory = options.memory(args)
-    policies = options.rows(policies, not args.no_ceilings, memory)
-    if not args.no_ceilings:
+    memory, ceilings = options.memory(args), not args.no_ceilings
+    policies = options.rows(policies, ceilings, memory)
+    if ceilings:
         policies += [name for name in grid.CEILINGS if name not in policies]
     capacities = [_number(text, "a capacity in GB") for text in _split(args.capacity_gb)]
     cost = _cost(args)
@@ -90,17 +90,18 @@ def _answer(args: argparse.Namespace, sources: list[grid.Source]) -> int:
     traces = [grid.trace_of(source) for source in sources]  # a bad trace is reported before any process starts
     models, whose = (named, "--model") if named else _served(traces, args.context_tokens)
     notes = [f"{t.name}: {note}" for t in traces for note in (*t.notes, *options.notes(t, memory, capacities))]
-    if not args.no_ceilings:
-        read = zip(traces, sources, strict=True)
-        notes += [f"{t.name}: {note}" for t, source in read for note in elsewhere.notes(grid.index_of(source))]
+    read = dict(zip(sources, traces, strict=True))
+    if ceilings:
+        notes += [f"{t.name}: {note}" for source, t in read.items() for note in elsewhere.notes(grid.index_of(source))]
     cells = grid.cells(sources, models, policies, capacities, cost, memory, args.strategy)
-    cells = [cell for cell in cells if grid.has_room(cell, traces[sources.index(cell.source)])]
-    _try(cells, dict(zip(sources, traces, strict=True)))
+    cells = [cell for cell in cells if grid.has_room(cell, read[cell.source])]
+    _try(cells, read)
     lines = [*(f"note: {note}" for note in notes), *(_costs(model, whose) for model in models)]
-    for line in [*lines, *_states(cells, dict(zip(sources, traces, strict=True)))]:
+    for line in [*lines, *_states(cells, read)]:
         print(line)  # noqa: T201
     if args.jobs > 1:  # other processes read them for themselves
         traces.clear()
+        read.clear()
         grid.forget()
     report = Report(tuple(_run(cells, args.jobs)))
     report.print(Console())

@@ -9,6 +9,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.layers import LatentAttention
 from sglang_hybrid.core.machine import memory_bytes
+from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch.flags import attention_groups
@@ -56,8 +57,12 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
             "prefix would go on from those of another request; install 0.5.23 or drop the flag",
             model.architecture,
         )
-    if model.spec is None or not model.spec.checkpoint_bytes:
-        return
+    if model.spec is not None and model.spec.checkpoint_bytes:
+        _check_states(namespace, model.spec)
+
+
+def _check_states(namespace: Any, spec: ModelSpec) -> None:
+    """Raise ConfigError for a tier that does not hold recurrent states, or not those of every rank."""
     if getattr(namespace, "hicache_host_memory_mode", "cache") != "cache":
         raise _refusal(
             "SGLang stages no recurrent states; drop the flag",
@@ -73,7 +78,7 @@ def check(namespace: Any, model: Model, on_cpu: bool) -> None:
         mended is not None
         and not (mended and compat.at_least(mended))
         and int(namespace.tp_size or 1) > attention_groups(namespace)
-        and any(isinstance(layer, LatentAttention) for layer in model.spec.layers)
+        and any(isinstance(layer, LatentAttention) for layer in spec.layers)
     ):
         raise _refusal(
             f"SGLang {compat.engine_version()} keeps one state there for all ranks of a model with latent attention: "

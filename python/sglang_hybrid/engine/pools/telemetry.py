@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.publish import Published
-from sglang_hybrid.engine.series import ELASTIC, SERIES
+from sglang_hybrid.engine.series import CALLS, ELASTIC, SERIES
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,16 @@ def figures(arena: Arena, counts: Counter[str]) -> dict[tuple[str, str], float]:
         ("granules_resident_max", ""): arena.most_mapped,
         ("transfers", ""): budget.transfers,
         ("waits", ""): counts["memory_waits"],
+        ("reclaims", ""): pooled.reclaimed,
+        ("granules_at_hand", ""): pooled.at_hand,
     }
-    found["reclaims", ""] = pooled.reclaimed
     for name, supply in arena.supplies.items():
         census = supply.census()
         found["granules_used", name] = census["granules"]
         found["granules_unused", name] = census["free_granules"]
         found["fragmentation", name] = census["fragmentation"]
         found["evictions", name] = counts[f"memory_evicted_{name}"]
-    found["granules_at_hand", ""] = pooled.at_hand
-    meters = {"map": arena.backing.mapped, "unmap": arena.backing.unmapped, "grow": arena.grown}
-    for kind, meter in meters.items():
+    for kind, meter in zip(CALLS, (arena.backing.mapped, arena.backing.unmapped, arena.grown), strict=True):
         found["calls", kind] = meter.calls
         found["granules_moved", kind] = meter.granules
         found["failures", kind] = meter.failed
@@ -91,8 +90,7 @@ def summary(arena: Arena, found: dict[tuple[str, str], float]) -> str:
         for name in arena.supplies
     )
     calls = ", ".join(
-        f"{kind} {found['calls', kind]:.0f} (p99 {1e3 * found['seconds_p99', kind]:.2f} ms)"
-        for kind in ("map", "unmap", "grow")
+        f"{kind} {found['calls', kind]:.0f} (p99 {1e3 * found['seconds_p99', kind]:.2f} ms)" for kind in CALLS
     )
     return (
         f"memory: {kinds} of {total:.0f} granules of {granule_mib:.2f} MiB, resident "
