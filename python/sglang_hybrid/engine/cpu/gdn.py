@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_hybrid.engine.cpu.slots import read, write
+from sglang_hybrid.engine.cpu.slots import advance_rows, read
 from sglang_hybrid.engine.cpu.speculation.candidates import follow
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 from sglang_hybrid_kernels.gates import log_decay
@@ -20,9 +20,6 @@ from sglang_hybrid_kernels.gates import log_decay
 _BLOCK_ELEMENTS = 1 << 18
 """Elements of a [chunks, heads, length, length] temporary, and a quarter of the states carried at once: what is
 worked on stays in the processor's cache."""
-
-_LARGE_STATE = 1 << 18
-"""Elements of a state from which on decoding works row by row inside the pool: copying costs more than launching."""
 
 SPAN = 16
 """Tokens between which decays by channel are taken one by one."""
@@ -261,15 +258,7 @@ def recurrent_gated_delta_rule(
         )
         intermediate_states_buffer[intermediate_state_indices[:requests].long(), :cache_steps] = left
         return torch.stack(outputs, 1).flatten(0, 1).unsqueeze(0).to(v.dtype)
-    large = rows == 1 or pool[0].numel() >= _LARGE_STATE
-    if large and min(slots) >= 0 and pool.dtype == torch.float32:
-        steps = [_step(pool[slot : slot + 1], *(x[row : row + 1] for x in inputs)) for row, slot in enumerate(slots)]
-        output = steps[0] if rows == 1 else torch.cat(steps)
-    else:
-        state = read(pool, slots)
-        output = _step(state, *inputs)
-        write(pool, slots, state)
-    return output.unsqueeze(0).to(v.dtype)
+    return advance_rows(pool, slots, _step, inputs).unsqueeze(0).to(v.dtype)
 
 
 def _step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, beta: Tensor) -> Tensor:

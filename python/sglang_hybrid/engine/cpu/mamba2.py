@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_hybrid.engine.cpu.slots import read, write
+from sglang_hybrid.engine.cpu.slots import advance_rows, read
 from sglang_hybrid.engine.cpu.speculation.candidates import follow
 from sglang_hybrid.engine.cpu.varlen import CHUNK, ChunkPlan
 
 _NO_LIMIT = (0.0, float("inf"))
 _BLOCK_ELEMENTS = 1 << 18
-_LARGE_STATE = 1 << 18
 _LEAST_DECAY = -80.0
 """Limits with the meaning they have in gdn.py."""
 
@@ -241,14 +240,7 @@ def selective_state_update(
     inputs = (kept, (xf * step).unsqueeze(-1), b.unsqueeze(2), c.unsqueeze(-1))
     slots = list(range(rows)) if state_batch_indices is None else state_batch_indices.tolist()
     slots = [-1 if slot == pad_slot_id else slot for slot in slots]
-    large = rows == 1 or state[0].numel() >= _LARGE_STATE
-    if large and min(slots) >= 0 and state.dtype == torch.float32:
-        steps = [_step(state[slot : slot + 1], *(t[row : row + 1] for t in inputs)) for row, slot in enumerate(slots)]
-        y = steps[0] if rows == 1 else torch.cat(steps)
-    else:
-        states = read(state, slots)
-        y = _step(states, *inputs)
-        write(state, slots, states)
+    y = advance_rows(state, slots, _step, inputs)
     if D is not None:
         y.addcmul_(xf, D.float())
     out.view(rows, heads, p).copy_(y)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+_LARGE = 1 << 18
+"""Elements of a state from which on decoding works row by row inside the pool: copying costs more than launching."""
 
 
 def read(pool: Tensor, slots: list[int]) -> Tensor:
@@ -24,3 +29,15 @@ def write(pool: Tensor, slots: list[int], states: Tensor) -> None:
         slots, states = [slots[row] for row in rows], states[rows]
     if slots:
         pool[slots] = states.to(pool.dtype)
+
+
+def advance_rows(pool: Tensor, slots: list[int], step: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+    """What `step` gives for the states [rows, ...] of `slots`, which it changes in place, and `inputs` [rows, ...]."""
+    rows = len(inputs[0])
+    if (rows == 1 or pool[0].numel() >= _LARGE) and min(slots) >= 0 and pool.dtype == torch.float32:
+        found = [step(pool[slot : slot + 1], *(x[row : row + 1] for x in inputs)) for row, slot in enumerate(slots)]
+        return found[0] if rows == 1 else torch.cat(found)
+    states = read(pool, slots)
+    output = step(states, *inputs)
+    write(pool, slots, states)
+    return output
