@@ -64,6 +64,21 @@ def require_slots(name: str, slots: Tensor, count: int) -> None:
         require(highest < count, f"{name} must name slots of the pool, 0 to {count - 1}, or be negative", highest)
 
 
+def require_wanted(
+    sequence: Tensor, position: Tensor, slots: Tensor, lengths: list[int], count: int
+) -> list[tuple[int, int, int]]:
+    """The (sequence, position, slot) that are asked for, checked: a place in its sequence of `lengths`, and a slot of
+    its own below `count`. Negative slots mean "skip". Reads the values."""
+    require_slots("slots", slots, count)
+    wanted = [each for each in zip(sequence.tolist(), position.tolist(), slots.tolist(), strict=True) if each[2] >= 0]
+    written = [slot for *_, slot in wanted]
+    require(len(set(written)) == len(written), "name each slot once", written)
+    for at, place, _ in wanted:
+        require(0 <= at < len(lengths), f"sequence must be 0 to {len(lengths) - 1}", at)
+        require(0 <= place <= lengths[at], f"position must lie in its sequence, 0 to {lengths[at]}", place)
+    return wanted
+
+
 def require_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> list[int]:
     """The bounds of packed sequences, checked: start at 0, never fall, end at `tokens`. Reads the values."""
     require_shape("cu_seqlens", cu_seqlens, [None])

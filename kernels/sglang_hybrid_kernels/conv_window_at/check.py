@@ -16,6 +16,7 @@ from sglang_hybrid_kernels.arguments import (
     require_dtype,
     require_shape,
     require_slots,
+    require_wanted,
 )
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -62,22 +63,14 @@ class Plan:
 
     def _check_values(self) -> None:
         lengths = [hi - lo for lo, hi in pairwise(require_cu_seqlens(self.cu_seqlens, self.x.shape[0]))]
-        require_slots("slots", self.slots, self.into.shape[0])
         if self.initial is not None and self.initial_slots is not None:
             require_slots("initial_slots", self.initial_slots, self.initial.shape[0])
-        wanted = list(zip(self.sequence.tolist(), self.position.tolist(), self.slots.tolist(), strict=True))
-        written = [slot for *_, slot in wanted if slot >= 0]
-        require(len(set(written)) == len(written), "name each slot once", written)
-        for sequence, position, slot in wanted:
-            if slot >= 0:
-                require(0 <= sequence < len(lengths), f"sequence must be 0 to {len(lengths) - 1}", sequence)
-                remedy = f"position must lie in its sequence, 0 to {lengths[sequence]}"
-                require(0 <= position <= lengths[sequence], remedy, position)
+        wanted = require_wanted(self.sequence, self.position, self.slots, lengths, self.into.shape[0])
         if (
             self.initial_slots is not None
             and self.initial is not None
             and self.initial.data_ptr() == self.into.data_ptr()
         ):
             starts = self.initial_slots.tolist()
-            read = {starts[sequence] for sequence, _, slot in wanted if slot >= 0}
+            read, written = {starts[sequence] for sequence, *_ in wanted}, [slot for *_, slot in wanted]
             require(read.isdisjoint(written), "write to slots that no sequence asked for starts from", written)

@@ -16,7 +16,7 @@ from sglang_hybrid_kernels.arguments import (
     require_dtype,
     require_last_contiguous,
     require_shape,
-    require_slots,
+    require_wanted,
 )
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -81,17 +81,5 @@ class Plan:
         lengths = [hi - lo for lo, hi in pairwise(bounds)]
         expected = sum(-(-length // self.chunk) for length in lengths)
         require(chunks == expected, f"h must have {expected} chunks of {self.chunk} tokens for these sequences", chunks)
-        require_slots("slots", self.slots, self.into.shape[0])
-        wanted = list(zip(self.sequence.tolist(), self.position.tolist(), self.slots.tolist(), strict=True))
-        written = [slot for *_, slot in wanted if slot >= 0]
-        require(len(set(written)) == len(written), "name each slot once", written)
-        for sequence, position, slot in wanted:
-            if slot < 0:
-                continue
-            require(0 <= sequence < len(lengths), f"sequence must be 0 to {len(lengths) - 1}", sequence)
+        for sequence, *_ in require_wanted(self.sequence, self.position, self.slots, lengths, self.into.shape[0]):
             require(lengths[sequence] > 0, "the state of an empty sequence is its initial state; sequence", sequence)
-            require(
-                0 <= position <= lengths[sequence],
-                f"position must lie in its sequence, 0 to {lengths[sequence]}",
-                position,
-            )
