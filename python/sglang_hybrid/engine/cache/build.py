@@ -94,9 +94,8 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
             logger.warning(prefill.shortcoming())
     states, leads = ctx.params.req_to_token_pool.mamba_allocator, compat.leads()
     told = None if (labels := publish.labels()) is None else metrics.Exported(labels)
-    account = metrics.Account(
-        states, config.log_interval_s if leads else 0.0, *((told.miss, told.event) if told else (None, None))
-    )
+    interval_s = config.log_interval_s if leads else 0.0
+    account = metrics.Account(states, interval_s, told and told.miss, told and told.event)
     parts = Parts(
         cache=cache,
         states=states,
@@ -118,7 +117,7 @@ def make_coordinator(ctx: Any, config: HybridConfig, spec: ModelSpec, cache: Any
 
 def _decisions(ctx: Any, config: HybridConfig, spec: ModelSpec, where: Places, guarded: bool) -> Decisions:
     if config.request_log and not ctx.tp_rank:
-        shape = _shape(ctx, compat.resolved(ctx.server_args), config, where.step)
+        shape = _shape(ctx, config, where.step)
         made: Decisions = RecordedDecisions(_log(config), spec, config.policy, where.grid, guarded, shape)
     else:
         made = Decisions(spec, config.policy, where=where, guarded=guarded)
@@ -127,9 +126,9 @@ def _decisions(ctx: Any, config: HybridConfig, spec: ModelSpec, where: Places, g
     return made
 
 
-def _shape(ctx: Any, args: Any, config: HybridConfig, step: int) -> dict[str, int]:
+def _shape(ctx: Any, config: HybridConfig, step: int) -> dict[str, int]:
     """What the simulator needs to play this server (`log_schema.SHAPE` and `BUDGET`), without sizes where it cannot."""
-    pool = ctx.params.req_to_token_pool
+    pool, args = ctx.params.req_to_token_pool, compat.resolved(ctx.server_args)
     memory: dict[str, int] = {}
     if ctx.enable_hierarchical_cache or (config.memory == "elastic" and config.segments == "on"):
         pass

@@ -113,14 +113,14 @@ def summary(counts: Counts[str], states_used: int, states: int) -> str:
     prompt = max(1, counts["prompt_tokens"])
     missed = [(counts[f"miss_{reason}"], reason) for reason in REASONS if counts[f"miss_{reason}"]]
     reasons = ", ".join(f"{reason} {100 * count / prompt:.1f} %" for count, reason in sorted(missed, reverse=True))
-    segments = (
-        f"; segments: {counts['segments_hits']} reused ({100 * counts['segments_reused_tokens'] / prompt:.1f} % of the "
-        f"prompt tokens), {counts['segments_made']} made, {counts['segments_evicted']} evicted"
-    )
-    return (
+    said = (
         f"cache: {counts['requests']} requests, {counts['prompt_tokens']:,} prompt tokens, "
         f"hit {100 * counts['hit_tokens'] / prompt:.1f} % (missed: {reasons or 'nothing'}); "
         f"states {states_used}/{states}, {counts['states_evicted']} evicted, {counts['refused']} not taken"
-        + segments
-        * bool(counts["segments_hits"] or counts["segments_made"])
+    )
+    if not counts["segments_hits"] and not counts["segments_made"]:
+        return said
+    return (
+        f"{said}; segments: {counts['segments_hits']} reused ({100 * counts['segments_reused_tokens'] / prompt:.1f} % "
+        f"of the prompt tokens), {counts['segments_made']} made, {counts['segments_evicted']} evicted"
     )

@@ -11,12 +11,12 @@ content does, whatever template renders them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.media import is_media
+from sglang_hybrid.engine.cache.hints import lifetime_s
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.prefix.admission import MOST_POSITIONS
 
@@ -24,8 +24,6 @@ CONTROL, BREAKPOINT = "cache_control", "prompt_cache_breakpoint"
 ANTHROPIC_MOST = 4
 LIFETIMES = ("5m", "1h")
 """Anthropic's; other services take other ones, which are texts as `3600s`."""
-
-_LIFETIME = re.compile(r"[1-9][0-9]{0,7}[smh]")
 
 _CONVERSATIONS = ("messages", "input")  # of a chat, of `/v1/responses`
 
@@ -112,8 +110,7 @@ def _mark(path: Path, piece: dict[str, Any], anthropic: bool) -> bool:
     control, breakpoint_ = piece.get(CONTROL), piece.get(BREAKPOINT)
     if control is not None:
         _check(path, CONTROL, control, "type", ("ephemeral",), required=True)
-        ttl = control.get("ttl")
-        if anthropic or not isinstance(ttl, str) or not _LIFETIME.fullmatch(ttl):
+        if anthropic or lifetime_s(control.get("ttl")) is None:
             _check(path, CONTROL, control, "ttl", LIFETIMES)
     if breakpoint_ is not None:
         _check(path, BREAKPOINT, breakpoint_, "mode", ("explicit",))
