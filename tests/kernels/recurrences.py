@@ -66,6 +66,17 @@ def step(state: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bo
     return state + torch.einsum("hv,hk,h->hvk", v, k, beta)
 
 
+def recurrence(family: str, state: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """The state [heads, V, K] behind some tokens, one after the other; decay per head, with one number or K."""
+    key = key.repeat_interleave(state.shape[0] // key.shape[1], 1)
+    for k, v, g, b in zip(key, value, decay, beta, strict=True):
+        state = state * (g.exp()[:, None, :] if g.dim() == 2 else g.exp()[:, None, None])
+        if family in ("gdn", "kda"):
+            v = b[:, None] * (v - (state @ k[:, :, None]).squeeze(-1))
+        state = state + v[:, :, None] * k[:, None, :]
+    return state
+
+
 def run(some: Tokens, sequence: int, initial: Tensor | None = None) -> list[Tensor]:
     """States [HV, V, K] of a sequence after 0, 1, 2, ... tokens."""
     heads, dv = some.v.shape[1:]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_h_jump import chunk_h_jump
+from tests.kernels.recurrences import recurrence
 from tests.kernels.tensors import randn
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
@@ -22,17 +23,6 @@ def tokens(family: str, length: int, key_heads: int, heads: int, v: int, k: int,
     if family in ("mamba2", "gdn"):
         decay = decay[..., 0].clone()
     return key, randn(length, heads, v, seed=seed + 2), decay, torch.sigmoid(randn(length, heads, seed=seed + 3))
-
-
-def recurrence(family: str, state: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """One token at a time, state [heads, V, K]."""
-    key = key.repeat_interleave(state.shape[0] // key.shape[1], 1)
-    for k, v, g, b in zip(key, value, decay, beta, strict=True):
-        state = state * (g.exp()[:, None, :] if g.dim() == 2 else g.exp()[:, None, None])
-        if family in ("gdn", "kda"):
-            v = b[:, None] * (v - (state @ k[:, :, None]).squeeze(-1))
-        state = state + v[:, :, None] * k[:, None, :]
-    return state
 
 
 def stages(family: str, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, bounds: list[int], size: int) -> Any:

@@ -10,6 +10,7 @@ from sglang_hybrid.engine.cpu import vision
 from sglang_hybrid_kernels.chunk_transition import chunk_transition
 from sglang_hybrid_kernels.compose import compose, naive
 from tests.kernels import recurrences
+from tests.kernels.recurrences import recurrence
 from tests.kernels.tensors import randn
 
 FAMILIES = ("mamba2", "gla", "gdn", "kda")
@@ -22,16 +23,6 @@ def tokens(family: str, length: int, heads: int, v: int, k: int, seed: int = 0) 
     if family in ("mamba2", "gdn"):
         decay = decay[..., :1]
     return key, randn(length, heads, v, seed=seed + 2), decay, torch.sigmoid(randn(length, heads, seed=seed + 3))
-
-
-def recurrence(family: str, state: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """S_t from S_{t-1} one token at a time, state [heads, V, K]; V 0 columns of value give the homogeneous part."""
-    for k, v, g, b in zip(key, value, decay, beta, strict=True):
-        state = state * g.exp()[:, None, :]
-        if family in ("gdn", "kda"):
-            v = b[:, None] * (v - (state @ k[:, :, None]).squeeze(-1))
-        state = state + v[:, :, None] * k[:, None, :]
-    return state
 
 
 def entry(family: str, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 
 from sglang_hybrid.core.models import find_model
+from sglang_hybrid.engine.frontend.segments import endpoint
 from sglang_hybrid.engine.segments.exchange import Exchange
 from sglang_hybrid.engine.segments.listing import Births
 from sglang_hybrid.engine.segments.settling import Settling
@@ -101,3 +104,12 @@ def exchange(composer: Composer, weights: torch.nn.Module | None = None, group: 
 
 def static(shapes: Shapes = SHAPES, dtype: str = "float32") -> Composer:
     return Composer(Store(shapes, dtype, 400_000, CPU))
+
+
+def application(manager: Any) -> FastAPI:
+    """SGLang's application as far as segments go: `manager` is its tokenizer manager, and a ValueError is a 400."""
+    made = FastAPI()
+    made.state.openai_serving_chat = SimpleNamespace(tokenizer_manager=manager)
+    made.exception_handler(ValueError)(lambda _, error: JSONResponse({"message": str(error)}, 400))
+    endpoint.open_routes(made, {"type": "http"})
+    return made

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import COLD, EVICTED, Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.slabs import Cut
+from tests.unit.engine.exchanging import application
 from tests.unit.engine.rendering import QWEN, tokenizer
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
@@ -105,11 +105,7 @@ def manager() -> Manager:
 
 @pytest.fixture
 def app(manager: Manager) -> FastAPI:
-    made = FastAPI()
-    made.state.openai_serving_chat = SimpleNamespace(tokenizer_manager=manager)
-    made.exception_handler(ValueError)(lambda _, error: JSONResponse({"message": str(error)}, 400))
-    endpoint.open_routes(made, {"type": "http"})
-    return made
+    return application(manager)
 
 
 @pytest.fixture
@@ -269,11 +265,7 @@ JSON = st.recursive(
 
 @given(JSON | st.fixed_dictionaries({"segments": JSON | st.lists(JSON, max_size=3)}, optional={"cache_salt": JSON}))
 def test_any_json_is_computed_or_refused(body: Any) -> None:
-    asked = FastAPI()
-    asked.state.openai_serving_chat = SimpleNamespace(tokenizer_manager=MANAGER)
-    asked.exception_handler(ValueError)(lambda _, error: JSONResponse({"message": str(error)}, 400))
-    endpoint.open_routes(asked, {"type": "http"})
-    answer = Client(asked).post(URL, json=body)
+    answer = Client(application(MANAGER)).post(URL, json=body)
     assert answer.status_code in (200, 400)
     if answer.status_code == 400:
         assert len(refusal(answer)) < 250

@@ -11,16 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend.segments import endpoint, parallel
+from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import name
 from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE
 from sglang_hybrid.engine.segments import hooks, listing
-from tests.unit.engine.exchanging import IDS, Composer, exchange, model, static
+from tests.unit.engine.exchanging import IDS, Composer, application, exchange, model, static
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 
@@ -61,13 +59,8 @@ def manager(monkeypatch: pytest.MonkeyPatch, configure: Callable[..., None]) -> 
 
 
 def post(manager: Manager, path: str, body: Any) -> httpx.Response:
-    app = FastAPI()
-    app.state.openai_serving_chat = SimpleNamespace(tokenizer_manager=manager)
-    app.exception_handler(ValueError)(lambda _, error: JSONResponse({"message": str(error)}, 400))
-    endpoint.open_routes(app, {"type": "http"})
-
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx.ASGITransport(app=application(manager))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.post(path, content=json.dumps(body))
 
