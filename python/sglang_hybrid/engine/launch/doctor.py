@@ -175,8 +175,8 @@ def _files() -> Finding:
 
 def _shared_memory() -> Finding:
     try:
-        free_bytes = shutil.disk_usage("/dev/shm").free
+        free_bytes = shutil.disk_usage(limits.SHARED).free
     except OSError:
-        return Finding("shared memory", "none", "SGLang's processes need /dev/shm; mount it")
+        return Finding("shared memory", "none", f"SGLang's processes need {limits.SHARED}; mount it")
     low = free_bytes < _LEAST_SHARED_MEMORY_BYTES
     return Finding("shared memory", f"{free_bytes / 1e6:,.0f} MB", "run containers with --shm-size 1g" if low else None)

@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError, EngineDied
-from sglang_hybrid.engine.launch import flags, leftovers, stop
+from sglang_hybrid.engine.launch import flags, leftovers, replicas, stop
 
 _GONE_S, _LOOK_S = 10.0, 0.05
 """For processes that were killed to be gone, and their memory with them; between two looks."""
@@ -55,8 +55,8 @@ def start(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     known = Embedded(engine, [child for child in _children() if child not in before])
     _engines.append(known)
     if getattr(engine, "send_to_rpc", None) is not None:
-        replicas = flags.replicas(arguments.get("dp_size"), arguments.get("enable_dp_attention"))
-        engine.send_to_rpc = _Asked(engine.send_to_rpc, known, replicas)
+        copies = flags.replicas(arguments.get("dp_size"), arguments.get("enable_dp_attention"))
+        engine.send_to_rpc = _Asked(engine.send_to_rpc, known, copies)
     return engine
 
 
@@ -155,8 +155,8 @@ class Embedded:
 class _Asked:
     """The socket of an engine's `collective_rpc`, which would wait for ever on a scheduler that is gone."""
 
-    def __init__(self, socket: Any, engine: Embedded, replicas: int) -> None:
-        self._socket, self._engine, self._replicas = socket, engine, replicas
+    def __init__(self, socket: Any, engine: Embedded, copies: int) -> None:
+        self._socket, self._engine, self._copies = socket, engine, copies
         socket.RCVTIMEO = socket.SNDTIMEO = int(1000 * _LOOK_S)
 
     def __getattr__(self, name: str) -> Any:
@@ -166,10 +166,10 @@ class _Asked:
     def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         import zmq  # of SGLang's packages
 
-        if self._replicas > 1:  # each listens where nobody asks
+        if self._copies > 1:  # each listens where nobody asks
             self._engine.require()
             raise ConfigError(
-                f"collective_rpc reaches no scheduler of several replicas; make an Engine of one: {self._replicas}"
+                f"collective_rpc reaches no scheduler of several replicas; make an Engine of one: {self._copies}"
             )
         while True:
             self._engine.require()
@@ -310,16 +310,6 @@ def _kill(children: list[Any]) -> None:
         with suppress(psutil.Error):
             each.kill()
     deadline = time.monotonic() + _GONE_S
-    while any(map(_holds, family)) and time.monotonic() < deadline:
+    while any(map(replicas.lives, family)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     multiprocessing.active_children()  # or those that ended stay zombies
-
-
-def _holds(process: Any) -> bool:
-    """Whether it has memory yet, which a zombie has not."""
-    import psutil
-
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

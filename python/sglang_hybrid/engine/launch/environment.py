@@ -11,6 +11,11 @@ from collections.abc import Mapping
 _set: dict[str, str] = {}
 
 
+def is_on(name: str) -> bool:
+    """Whether somebody switched `name` on, in one of SGLang's words for it."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "y")
+
+
 def forget() -> None:
     """Before a start: take back what an earlier one set, unless somebody has changed it since."""
     for name, value in _set.items():

@@ -106,7 +106,7 @@ def _beside(file: str) -> Path:
 def note_workers(_: Any, router: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER hook of MultiTokenizerRouter.__init__, before the workers are told where their arguments are."""
     _routers.append((os.getpid(), router))
-    _mine.append((os.getpid(), f"/dev/shm/multi_tokenizer_args_{os.getpid()}"))
+    _mine.append((os.getpid(), f"{_SHARED}/multi_tokenizer_args_{os.getpid()}"))
 
 
 def _files(names: Iterable[str]) -> Iterator[str]:
@@ -126,17 +126,17 @@ def unname(_: Any, queue: Any) -> None:
 
 def remove() -> None:
     """Remove the files that this process named; one that was copied from it leaves them alone."""
-    workers = [(process, file) for process, router in _routers for file in _files(set(router.all_worker_ipcs))]
-    for process, file in (*_mine, *workers):
-        if process == os.getpid():
-            _remove_one(file, (os.path.dirname(file), _SHARED))
-    metrics = _metrics()
-    if metrics is not None and any(process == os.getpid() for process, _ in _mine):
+    mine = [file for process, file in _mine if process == os.getpid()]
+    routers = [router for process, router in _routers if process == os.getpid()]
+    for file in (*mine, *(file for router in routers for file in _files(set(router.all_worker_ipcs)))):
+        _remove_one(file, (os.path.dirname(file), _SHARED))
+    if not mine:
+        return
+    if (metrics := _metrics()) is not None:
         with suppress(OSError):  # a child that is just being killed may still write into it
             metrics.cleanup()
-    if any(process == os.getpid() for process, _ in _mine):
-        while _held:
-            os.close(_held.pop())
+    while _held:
+        os.close(_held.pop())
 
 
 def _metrics() -> Any:

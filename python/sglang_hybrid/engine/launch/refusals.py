@@ -12,7 +12,7 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cpu import sgl_kernel
-from sglang_hybrid.engine.launch import adapters, misread, rust
+from sglang_hybrid.engine.launch import adapters, environment, misread, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
 from sglang_hybrid.engine.launch.preflight import Model
 from sglang_hybrid.prefix import policies
@@ -302,7 +302,7 @@ def _check_keys(namespace: Any) -> None:
 def _check_delayer(namespace: Any, on_cpu: bool) -> None:
     """The scheduler would end on an assertion."""
     asked = ["--enable-prefill-delayer"] if getattr(namespace, "enable_prefill_delayer", False) else []
-    asked += [_DELAYER] if os.environ.get(_DELAYER, "").lower() in ("1", "true", "yes", "y") else []
+    asked += [_DELAYER] if environment.is_on(_DELAYER) else []
     if asked and namespace.disable_overlap_schedule:
         remedy = "add --hybrid-cpu-event-loop overlap" if on_cpu else "drop --disable-overlap-schedule"
         raise ConfigError(f"prefills are delayed by the overlap schedule only; {remedy}: {asked[0]}")

@@ -12,6 +12,16 @@ from typing import Any
 _CONTROLLER, _SCHEDULER = "sglang::data_parallel_controller", "sglang::scheduler"
 
 
+def lives(process: Any) -> bool:
+    """Whether psutil's `process` runs; a zombie, which has no memory and which nobody waits for, does not."""
+    import psutil  # of SGLang's packages
+
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 class Replica:
     """A scheduler as the watchdog asks for it: a process that another one started."""
 
@@ -20,13 +30,7 @@ class Replica:
         self._process = process
 
     def is_alive(self) -> bool:
-        """Whether it runs; a zombie, which nobody waits for, does not."""
-        import psutil  # of SGLang's packages
-
-        try:
-            return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
+        return lives(self._process)
 
     @property
     def exitcode(self) -> int:

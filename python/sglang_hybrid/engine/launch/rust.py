@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
+from sglang_hybrid.engine.launch import environment
 from sglang_hybrid.engine.launch.flags import spelled
 from sglang_hybrid.engine.surface.rows import number
 
@@ -27,7 +27,7 @@ NOTE = (
 
 
 def asked() -> bool:
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes", "y")
+    return environment.is_on(VARIABLE)
 
 
 def features() -> list[str]:
