@@ -91,6 +91,15 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
+def bound(code: str) -> str:
+    """Python `code` for a child that this thread starts: before anything else it does `die_with_parent`.
+
+    At once if the parent was gone before. A signal that is set in the first line lasts, whatever is imported behind it.
+    """
+    first = f"import ctypes, os; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)})"
+    return f"{first}; os.getppid() == {os.getpid()} or os._exit(1); {code}"
+
+
 def announce_parent() -> None:
     """In a process about to spawn children: tell them, through the environment, whose children they are."""
     os.environ[_PARENT_KEY] = str(os.getpid())

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import zmq
 from sglang_hybrid import EngineDied
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import embedded, stop
+from sglang_hybrid.engine.launch.interrupts import Interruptible
 from tests.engine.support import PATIENCE_S, eventually
 
 SLEEP = ["sleep", "3600"]
@@ -332,43 +332,12 @@ def test_sigterm_stays_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
         embedded.shutdown(lambda _: None, engine)
 
 
-BOUND = """
-import multiprocessing, sys, threading, time
-from sglang_hybrid.core.process import die_with_parent
-from sglang_hybrid.engine.launch import stop
-
-def serve(told):
-    die_with_parent()
-    told.send("up")
-    time.sleep(3600)
-
-def start():
-    global child, told
-    told, other = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=serve, args=(other,), daemon=True)
-    with stop.held_back_in_spawned():
-        child.start()
-    told.recv()
-
-if __name__ == "__main__":
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    child.join(2)
-    print("alive", child.is_alive(), flush=True)
-    if sys.argv[1:]:
-        import os, signal
-        os.kill(child.pid, signal.SIGINT)
-        child.join(2)
-        print("after Ctrl-C", child.is_alive())
-"""
-
-
-def test_children_of_a_thread_live_as_long_as_the_process(tmp_path: Any) -> None:
-    """The kernel takes the thread that started a process for its parent. Nor are they ended by Ctrl-C."""
-    script = tmp_path / "bound.py"
-    script.write_text(BOUND)
-    done = subprocess.run(
-        [sys.executable, script, "ctrl-c"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.stdout.splitlines() == ["alive True", "after Ctrl-C True"], done.stderr
+def test_ctrl_c_ends_a_call_alone() -> None:
+    asked = asyncio.new_event_loop()
+    engine = embedded.start(lambda: SimpleNamespace(tokenizer_manager=Manager([]), loop=asked), {})
+    try:
+        assert isinstance(engine.loop, Interruptible)
+        assert engine.loop.is_closed() is False
+    finally:
+        embedded.shutdown(lambda _: None, engine)
+        asked.close()

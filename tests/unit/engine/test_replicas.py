@@ -83,6 +83,39 @@ def test_other_processes_have_no_replicas() -> None:
     assert replicas.Replica(SimpleNamespace(pid=2**22 + 5), "gone").exitcode == 0
 
 
+LOADING = """
+import multiprocessing, os, signal, sys, time
+from types import SimpleNamespace
+from sglang_hybrid.engine.launch import replicas
+
+def launch(controller):
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    scheduler = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    scheduler.start()
+    controller.scheduler_procs += [None, scheduler]
+    if sys.argv[1] == "0":
+        writer.send("ready")
+    else:
+        os.kill(scheduler.pid, int(sys.argv[1]))
+    reader.recv()  # as SGLang: of one that is gone it hears nothing, for it keeps the other end open
+    return scheduler
+
+replicas._LOOK_S = 0.01
+served = replicas.wait_for_the_living(launch, SimpleNamespace(scheduler_procs=[]))
+served.kill()
+served.join()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGBUS, 0])
+def test_a_replica_that_dies_while_weights_are_loaded_is_not_waited_for(by: int) -> None:
+    """Its controller ends as it did, and the first process tells why; once all serve, it looks no more."""
+    done = subprocess.run([sys.executable, "-c", LOADING, str(int(by))], capture_output=True, text=True, timeout=600)
+    assert done.returncode == -by, done.stderr
+    assert (f"ended with status {-by} before it served" in done.stderr) == bool(by)
+
+
 def test_pools_are_told_by_replica() -> None:
     page = "".join(
         f'sglang:kv_{kind}_tokens{{dp_rank="{rank}",tp_rank="0"}} {value}.0\n'

@@ -23,6 +23,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError, EngineDied
 from sglang_hybrid.engine.launch import flags, leftovers, replicas, stop
+from sglang_hybrid.engine.launch.interrupts import Interruptible
 
 _GONE_S, _LOOK_S = 10.0, 0.05
 """For processes that were killed to be gone, and their memory with them; between two looks."""
@@ -54,6 +55,8 @@ def start(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         _starting -= 1
     known = Embedded(engine, [child for child in _children() if child not in before])
     _engines.append(known)
+    if getattr(engine, "loop", None) is not None:
+        engine.loop = Interruptible(engine.loop)
     if getattr(engine, "send_to_rpc", None) is not None:
         copies = flags.replicas(arguments.get("dp_size"), arguments.get("enable_dp_attention"))
         engine.send_to_rpc = _Asked(engine.send_to_rpc, known, copies)

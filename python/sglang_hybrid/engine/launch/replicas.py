@@ -1,14 +1,22 @@
 """Schedulers of data-parallel replicas, which SGLang's watchdog does not see: it watches the process that started them.
 
 That one never looks at them either. Of a server that lost a scheduler, requests to the others hung too, and SIGTERM did
-not end it (0.5.17 to 0.5.23).
+not end it; one that lost it while weights were loaded, for memory say, waited for it without end (0.5.17 to 0.5.23).
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
 _CONTROLLER, _SCHEDULER = "sglang::data_parallel_controller", "sglang::scheduler"
 
 
@@ -67,3 +75,24 @@ def _replicas(pid: int | None) -> list[Replica]:
 
 def _title(process: Any) -> str:
     return " ".join(process.cmdline()).strip("\0 ")
+
+
+def wait_for_the_living(original: Callable[..., Any], controller: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of DataParallelController.launch_tensor_parallel_group: a scheduler that ends is not waited for."""
+    ready = threading.Event()
+    watched = threading.Thread(target=_end_alike, args=(controller.scheduler_procs, ready), daemon=True)
+    watched.start()
+    try:
+        return original(controller, *args, **kwargs)
+    finally:
+        ready.set()
+
+
+def _end_alike(schedulers: Sequence[Any], ready: threading.Event) -> None:
+    """Until `ready`: end this process as one of the `schedulers` did. The first process tells why, by its status."""
+    while not ready.wait(_LOOK_S):
+        for each in [each for each in schedulers if each is not None and not each.is_alive()]:
+            logger.error("A scheduler (pid %d) ended with status %s before it served", each.pid, each.exitcode)
+            if (each.exitcode or 0) < 0:
+                signal.raise_signal(-each.exitcode)
+            os._exit(each.exitcode or 1)

@@ -21,6 +21,7 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Any
 
+from sglang_hybrid.core import process
 from sglang_hybrid.engine.launch import leftovers
 
 INTERRUPTED = 130
@@ -34,6 +35,9 @@ _NEVER_STARTED = 3
 
 _OF_PARENT = (signal.SIGTERM, signal.SIGINT)
 _HELD_BACK = (*_OF_PARENT, signal.SIGHUP)
+_CHILD = "from multiprocessing.spawn "
+"""How the code begins that a spawned child runs. The resource tracker, started the same way, outlives its parent."""
+
 _PATIENCE_S = 10
 _LOOK_S = 0.5
 over = Event()
@@ -74,18 +78,23 @@ def hold_back_in_children() -> None:
 def held_back_in_spawned() -> Iterator[None]:
     """While it lasts, a spawned child starts with these signals blocked, for good: who started it ends it by SIGKILL.
 
-    In a thread, another one starts it, which ends with the process: SGLang binds its children to their parent, and to
-    the kernel that is the thread that started them.
+    It also ends when its parent does, from its first line on. SGLang binds its children seconds later, after their
+    imports: of a script that was ended meanwhile the detokenizer stayed, and a scheduler sent SIGQUIT to whoever was
+    its parent by then.
+
+    In a thread, another one starts it, which ends with the process: to the kernel, a child's parent is the thread that
+    started it.
     """
     from multiprocessing import util
 
     spawn = util.spawnv_passfds
     keeper = None if current_thread() is main_thread() else ThreadPoolExecutor(1, "keeps-children")
 
-    def blocked(*arguments: Any) -> int:
+    def blocked(path: bytes, command: list[str | bytes], files: Any) -> int:
+        bound = [process.bound(word) if str(word).startswith(_CHILD) else word for word in command]
         if keeper is not None and current_thread() is not main_thread():
-            return keeper.submit(_spawn, spawn, *arguments).result()
-        return _spawn(spawn, *arguments)
+            return keeper.submit(_spawn, spawn, path, bound, files).result()
+        return _spawn(spawn, path, bound, files)
 
     util.spawnv_passfds = blocked
     _keepers.append(keeper)

@@ -194,6 +194,12 @@ FRONTEND: tuple[Hook, ...] = (
         "frontend.dispatch:by_prefix",
         EVERY,
     ),
+    Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.launch_tensor_parallel_group",
+        "AROUND",
+        "launch.replicas:wait_for_the_living",
+        EVERY,
+    ),
     Hook(_RING + "MessageQueue.wait_until_ready", "AFTER", "launch.leftovers:unname", SCHEDULER),
     Hook("srt.utils.watchdog:SubprocessWatchdog._check_processes", "BEFORE", "launch.replicas:watch", HTTP),
     # Long texts.
