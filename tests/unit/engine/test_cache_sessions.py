@@ -16,6 +16,7 @@ from sglang_hybrid.engine.cache.sessions import (
     is_timed_out,
     keep_nothing,
     let_go,
+    prefetch,
     reap,
     stay_under_way,
 )
@@ -187,3 +188,13 @@ def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.Monke
         shared.receive([clock.Stamp(seconds)])
         told.append(is_timed_out(lambda _: pytest.fail("by its own clock"), session))
     assert told == [False, False, True, False, True]
+
+
+def test_what_a_session_keeps_is_looked_for_in_no_storage() -> None:
+    """SGLang asks the tree for a node that stands for the session's memory, and the scheduler ends."""
+    asked: list[Any] = []
+    scheduler = _scheduler(slots=("s",))
+    kept, first = _turn(_session()), _turn(SimpleNamespace(streaming=True, session_id="new"))
+    for req in (kept, first, plain := SimpleNamespace(session=None, to_finish=None)):
+        prefetch(lambda _, req, end=None: asked.append((req, end)), scheduler, req, 7)
+    assert asked == [(first, 7), (plain, 7)]
