@@ -13,6 +13,7 @@ from sglang_hybrid.engine.cache.sessions import (
     end_crowded_out,
     end_refused,
     end_turns,
+    first,
     is_timed_out,
     keep_nothing,
     let_go,
@@ -198,3 +199,16 @@ def test_what_a_session_keeps_is_looked_for_in_no_storage() -> None:
     for req in (kept, first, plain := SimpleNamespace(session=None, to_finish=None)):
         prefetch(lambda _, req, end=None: asked.append((req, end)), scheduler, req, 7)
     assert asked == [(first, 7), (plain, 7)]
+
+
+def test_turns_that_are_at_no_node_of_the_tree_are_sorted_too() -> None:
+    """By the weight of nodes: SGLang 0.5.17 loses them, later ones end the scheduler."""
+    turn, other, streaming = object(), object(), SimpleNamespace(streaming=True)
+    waiting = [SimpleNamespace(last_node=node, session=streaming) for node in (3, turn, 1, 2, other)]
+
+    def original(waiting: list[Any], tree: str) -> None:
+        assert tree == "tree"
+        waiting.sort(key=lambda req: req.last_node)
+
+    first(original, waiting, "tree")
+    assert [req.last_node for req in waiting] == [turn, other, 1, 2, 3]

@@ -1,5 +1,5 @@
 """Streaming sessions: what they keep between turns goes where nobody could run beside it, and with a turn that is
-retracted, and is looked for in no storage; turns that never ran end."""
+retracted, and is at no node of the tree; turns that never ran end."""
 
 from __future__ import annotations
 
@@ -122,6 +122,17 @@ def prefetch(original: Callable[..., Any], scheduler: Any, req: Any, *args: Any,
     """AROUND hook of Scheduler._prefetch_kvcache: nothing is read from storage for a turn whose session keeps what came
     before. SGLang looks for the node of the tree where that ends; there is none, and the scheduler would end."""
     return None if _keeps(scheduler, req) else original(scheduler, req, *args, **kwargs)
+
+
+def first(original: Callable[..., Any], waiting: list[Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of SchedulePolicy._sort_by_dfs_weight: turns that have their session's memory run before the others
+    of the queue `waiting`, as they came. They are at no node of the tree: with 0.5.17 they would be gone from the queue
+    for ever, later the scheduler would end."""
+    turns = [req for req in waiting if streams(req) and not isinstance(req.last_node, int)]
+    others = [req for req in waiting if req not in turns]
+    result = original(others, *args, **kwargs)
+    waiting[:] = turns + others
+    return result
 
 
 def let_go(scheduler: Any, *args: Any, **kwargs: Any) -> None:
