@@ -85,6 +85,20 @@ def test_streaming_sessions_and_the_session_radix_cache(
     client.flush()
 
 
+def test_turns_of_a_streaming_session_are_sorted_by_weight(
+    serve: Callable[..., Client], references: Callable[[str], Reference]
+) -> None:
+    """With `--schedule-policy dfs-weight` the first one that waits ends SGLang's scheduler: it is at no node."""
+    client, rng = serve("gdn", "--enable-streaming-session", "--schedule-policy", "dfs-weight"), random.Random(29)
+    session, history = opened(client, streaming=True), list[int]()
+    for _ in range(3):
+        new = words(rng, 90)
+        answer = ask(client, new, session_params={"id": session})
+        references("gdn").assert_greedy(history + new, answer["output_ids"])
+        assert cached(answer) == max(0, len(history) - 1)
+        history += new + answer["output_ids"]
+
+
 def test_idle_streaming_sessions_leave_room_for_others(serve: Callable[..., Client]) -> None:
     """Each keeps a row of KV until it is closed; with all rows kept nobody would be admitted any more."""
     client, rng = serve("gdn", "--enable-streaming-session", "--max-running-requests", "3"), random.Random(23)

@@ -123,3 +123,19 @@ def test_what_other_weights_stored_is_not_served(folder: Path, prompts: list[lis
         assert (cached(answer), stored(answer)) == (0, 0)
         Reference(old).assert_greedy(prompts[0], answer["output_ids"])
     assert "holds what other weights computed" in log.read_text()
+
+
+def test_turns_of_a_streaming_session_go_on_beside_storage(
+    folder: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """SGLang looks for the node of the tree where a session's memory ends: there is none, and the scheduler ends."""
+    reference, history = Reference(folder), list[int]()
+    with server(folder, tmp_path / "kept", tmp_path / "log", "--enable-streaming-session") as client:
+        body = {"capacity_of_str_len": 10_000, "streaming": True}
+        session = client.post("/open_session", body).strip('"')
+        for prompt in prompts[:3]:
+            answer = ask(client, prompt[:150], session_params={"id": session})
+            history += prompt[:150]
+            reference.assert_greedy(history, answer["output_ids"])
+            assert cached(answer) == max(0, len(history) - 151)
+            history += answer["output_ids"]

@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--shapes", nargs="*", choices=[shape.__name__ for shape in NAMED], default=())
     parser.add_argument("--fault", choices=FAULTS, default="")
-    parser.add_argument("--preset", choices=("gdn", "mamba2", "mtp"), default="gdn")
+    parser.add_argument("--preset", choices=("gdn", "kda", "mamba2", "conv", "mtp"), default="gdn")
     parser.add_argument("--prefill", choices=("triton", "flashinfer"), default="triton")
     parser.add_argument("--late", action="store_true", help="copies to and from a host tier end late")
     parser.add_argument("--model", type=Path, help="folder of the preset, built if need be")

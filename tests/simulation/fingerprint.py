@@ -58,7 +58,7 @@ def undigits(numbers: Any) -> int:
 
 
 @dataclass
-class _Row:
+class Row:
     """One request of a prefill: where its tokens begin in the batch, the tokens, and the state before them."""
 
     begin: int
@@ -89,7 +89,10 @@ class FingerprintModel:
         self._rows = self._runner.req_to_token_pool
         held = self._rows.mamba_pool.mamba_cache
         self._states, self._windows = held.temporal[0], held.conv[0][0]
-        self._kv = self._runner.token_to_kv_pool.full_kv_pool.k_buffer[0]
+        if self._windows.shape[1] < self._windows.shape[2]:  # Kimi delta attention has the tokens first
+            self._windows = self._windows.transpose(1, 2)
+        kv = self._runner.token_to_kv_pool.full_kv_pool
+        self._kv = (kv.k_buffer if hasattr(kv, "k_buffer") else kv.kv_buffer)[0]
         self._kv[batch.out_cache_loc, 0, 0] = input_ids.to(self._kv.dtype)
         slots = self._linear.forward_metadata.mamba_cache_indices.tolist()
         tokens = input_ids.numpy().astype(np.int32)
@@ -150,10 +153,10 @@ class FingerprintModel:
 
     def _extend(self, batch: Any, slots: list[int], tokens: np.ndarray) -> list[int]:
         lengths, at = list(batch.extend_seq_lens_cpu), 0
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for row, (slot, prefix) in enumerate(zip(slots, batch.extend_prefix_lens_cpu, strict=True)):
             self._check(batch, row, slot, prefix)
-            rows.append(_Row(at, tokens[at : at + lengths[row]], self._read(slot)))
+            rows.append(Row(at, tokens[at : at + lengths[row]], self._read(slot)))
             if batch.capture_hidden_mode.is_full():
                 self._hidden += rows[-1].states()
             at += lengths[row]
@@ -165,7 +168,7 @@ class FingerprintModel:
         self._track_states(rows)
         return [self._read(slot) for slot in slots]
 
-    def _track_states(self, rows: list[_Row]) -> None:
+    def _track_states(self, rows: list[Row]) -> None:
         """Copy the states that SGLang's metadata and ours want of this pass to the slots they name."""
         from sglang_hybrid.engine.cache import forward
         from sglang_hybrid.engine.cache.prefill_states import chunk_tokens
@@ -192,6 +195,10 @@ class FingerprintModel:
                 self._write(to, row.state(offset))
         for source, to in _pairs(metadata, "track_ssm_final_src", "track_ssm_final_dst"):
             self._write(to, self._read(source))
+        if (beside := forward.beside()) is not None:
+            for source, to in zip(beside.chunks.tolist(), beside.slots.tolist(), strict=True):
+                row, offset = chunks[source]
+                self._write(to, row.state(offset))
         inside = forward.inside_chunks()  # which our own kernel rolls forward
         if inside is not None:
             parts = (inside.sequences, inside.positions, inside.slots)

@@ -16,6 +16,14 @@ from typing import Any
 
 from tests.simulation.drafting import FingerprintDraft, foresee
 from tests.simulation.fingerprint import FingerprintModel
+from tests.simulation.short_convolution import FingerprintConvolutions
+
+
+def fingerprint_of(runner: Any) -> FingerprintModel:
+    """What takes the place of the layers of the model in `runner`."""
+    from sglang_hybrid.engine.cache.prefill_states import is_short_convolution, linear_backend
+
+    return (FingerprintConvolutions if is_short_convolution(linear_backend(runner)) else FingerprintModel)(runner)
 
 
 class Clock:
@@ -82,7 +90,7 @@ class SimulatedScheduler:
         gc.freeze()  # SGLang collects garbage at every flush, and would walk over all it imported
         runner = self.scheduler.tp_worker.model_runner
         self.models = [runner.model]
-        runner.model.forward = FingerprintModel(runner)
+        runner.model.forward = fingerprint_of(runner)
         worker = getattr(self.scheduler.draft_worker, "draft_worker", None)
         if worker is not None:
             reads = not runner.spec_algorithm.is_standalone()

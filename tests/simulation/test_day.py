@@ -20,6 +20,8 @@ SLOW = pytest.mark.slow
         pytest.param("gdn", 14, (*SMALL, "--schedule-policy", "lpm", "--hybrid-policy", "lru"), marks=SLOW),
         pytest.param("gdn", 15, ELASTIC, marks=SLOW),
         pytest.param("mamba2", 16, SMALL, marks=SLOW),
+        pytest.param("conv", 19, (*SMALL, "--schedule-policy", "lpm"), marks=SLOW),
+        pytest.param("kda", 20, SMALL, marks=SLOW),
     ],
 )
 def test_a_day_of_any_load_is_served(models: Models, preset: str, seed: int, flags: tuple[str, ...]) -> None:

@@ -13,9 +13,11 @@ from sglang_hybrid.engine.cache.sessions import (
     end_crowded_out,
     end_refused,
     end_turns,
+    first,
     is_timed_out,
     keep_nothing,
     let_go,
+    prefetch,
     reap,
     stay_under_way,
 )
@@ -187,3 +189,26 @@ def test_several_ranks_close_sessions_in_the_same_step(monkeypatch: pytest.Monke
         shared.receive([clock.Stamp(seconds)])
         told.append(is_timed_out(lambda _: pytest.fail("by its own clock"), session))
     assert told == [False, False, True, False, True]
+
+
+def test_what_a_session_keeps_is_looked_for_in_no_storage() -> None:
+    """SGLang asks the tree for a node that stands for the session's memory, and the scheduler ends."""
+    asked: list[Any] = []
+    scheduler = _scheduler(slots=("s",))
+    kept, first = _turn(_session()), _turn(SimpleNamespace(streaming=True, session_id="new"))
+    for req in (kept, first, plain := SimpleNamespace(session=None, to_finish=None)):
+        prefetch(lambda _, req, end=None: asked.append((req, end)), scheduler, req, 7)
+    assert asked == [(first, 7), (plain, 7)]
+
+
+def test_turns_that_are_at_no_node_of_the_tree_are_sorted_too() -> None:
+    """By the weight of nodes: SGLang 0.5.17 loses them, later ones end the scheduler."""
+    turn, other, streaming = object(), object(), SimpleNamespace(streaming=True)
+    waiting = [SimpleNamespace(last_node=node, session=streaming) for node in (3, turn, 1, 2, other)]
+
+    def original(waiting: list[Any], tree: str) -> None:
+        assert tree == "tree"
+        waiting.sort(key=lambda req: req.last_node)
+
+    first(original, waiting, "tree")
+    assert [req.last_node for req in waiting] == [turn, other, 1, 2, 3]

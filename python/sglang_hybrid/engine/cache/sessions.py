@@ -1,5 +1,5 @@
 """Streaming sessions: what they keep between turns goes where nobody could run beside it, and with a turn that is
-retracted; turns that never ran end."""
+retracted, and is at no node of the tree; turns that never ran end."""
 
 from __future__ import annotations
 
@@ -116,6 +116,23 @@ def stay_under_way(_: Any, req: Any) -> None:
     """AFTER hook of Req.reset_for_retract: a turn that was retracted is still to be answered, before any other."""
     if streams(req):
         req.session._inflight = True
+
+
+def prefetch(original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of Scheduler._prefetch_kvcache: nothing is read from storage for a turn whose session keeps what came
+    before. SGLang looks for the node of the tree where that ends; there is none, and the scheduler would end."""
+    return None if _keeps(scheduler, req) else original(scheduler, req, *args, **kwargs)
+
+
+def first(original: Callable[..., Any], waiting: list[Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND hook of SchedulePolicy._sort_by_dfs_weight: turns that have their session's memory run before the others
+    of the queue `waiting`, as they came. They are at no node of the tree: with 0.5.17 they would be gone from the queue
+    for ever, later the scheduler would end."""
+    turns = [req for req in waiting if streams(req) and not isinstance(req.last_node, int)]
+    others = [req for req in waiting if req not in turns]
+    result = original(others, *args, **kwargs)
+    waiting[:] = turns + others
+    return result
 
 
 def let_go(scheduler: Any, *args: Any, **kwargs: Any) -> None:

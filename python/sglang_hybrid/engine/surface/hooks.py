@@ -168,6 +168,10 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
     ),
     Hook("srt.managers.schedule_batch:Req.reset_for_retract", "AFTER", "cache.sessions:stay_under_way", SCHEDULER),
+    Hook(
+        "srt.managers.schedule_policy:SchedulePolicy._sort_by_dfs_weight", "AROUND", "cache.sessions:first", SCHEDULER
+    ),
+    Hook("srt.managers.scheduler:Scheduler._prefetch_kvcache", "AROUND", "cache.sessions:prefetch", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.flush_cache", "BEFORE", "cache.sessions:let_go", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.abort_request", "AROUND", "cache.sessions:end_turns", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler._abort_on_queued_limit", "BEFORE", "cache.sessions:change_key", SCHEDULER),
