@@ -10,8 +10,8 @@ here 0.9   states and KV in SGLang's default ratio
 stock 0.9  stock SGLang with those sizes
 vllm       one pool of pages for both, prefix caching as its defaults have it
 
-`unbounded` is the hit rate of a simulated server of ours with endless memory. Times are not compared: the engines compute
-with kernels of their own.
+`unbounded` is the hit rate of a simulated server of ours with endless memory. Times are not compared: the engines
+compute with kernels of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.serving import contention
 from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, words
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
-from sglang_hybrid.demo.server import LAUNCHER, Server
+from sglang_hybrid.demo.server import Server
 
 PRESET = "gdn-narrow"
 """vLLM's kernels for CPUs take heads of 64 or 128, in bfloat16."""
