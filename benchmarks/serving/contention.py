@@ -83,12 +83,17 @@ def sessions(workload: str, rng: random.Random) -> list[Session]:
     return made
 
 
-def turns(workload: str, seed: int) -> Iterator[Session]:
-    """Sessions in the order they speak: new ones arrive, and a few that are open take turns at random."""
+def turns(workload: str, seed: int, requests: int = ENDLESS) -> Iterator[Session]:
+    """Sessions in the order they speak: new ones arrive, and a few that are open take turns at random.
+
+    It ends after as many `requests`, or when all have been heard.
+    """
     rng = random.Random(seed)
     waiting, active = sessions(workload, rng), []
     together = 1 if workload in ("fewshot", "rag") else 12
-    while waiting or active:
+    for _ in range(requests):
+        if not waiting and not active:
+            return
         while waiting and len(active) < together:
             active.append(waiting.pop(0))
         session = rng.choice(active)
@@ -97,10 +102,10 @@ def turns(workload: str, seed: int) -> Iterator[Session]:
             active.remove(session)
 
 
-def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, Any]]:
+def run(workload: str, seed: int, clients: dict[str, Client], requests: int = ENDLESS) -> list[dict[str, Any]]:
     """Ask every server every prompt; rows of (server, prompt tokens, cached tokens, seconds to the first token)."""
     rows, names = [], list(clients)
-    for number, session in enumerate(turns(workload, seed)):
+    for number, session in enumerate(turns(workload, seed, requests)):
         outputs = {}
         prompt = session.prompt
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -113,10 +118,10 @@ def run(workload: str, seed: int, clients: dict[str, Client]) -> list[dict[str, 
     return rows
 
 
-def replies(workload: str, seed: int) -> list[tuple[np.ndarray, int]]:
+def replies(workload: str, seed: int, requests: int = ENDLESS) -> list[tuple[np.ndarray, int]]:
     """What every request of `run` ends as, and the length of its prompt; replies are drawn, which decides no hit."""
     rng, made = random.Random(seed), []
-    for session in turns(workload, seed):
+    for session in turns(workload, seed, requests):
         output = words(rng, session.reply)
         made.append((np.array(session.prompt + output, np.int32), len(session.prompt)))
         session.done = not session.answer(output)
@@ -128,10 +133,10 @@ def endless(spec: ModelSpec) -> SimulatedServer:
     return SimulatedServer(spec, Shape(ENDLESS, ENDLESS, GRID, chunk_tokens=CHUNK))
 
 
-def predicted(server: SimulatedServer, workload: str, seed: int) -> tuple[float, float]:
+def predicted(server: SimulatedServer, workload: str, seed: int, requests: int = ENDLESS) -> tuple[float, float]:
     """Hit rate of a simulated server for the requests of `run`, and the p95 of the tokens that one computes."""
     hits, asked = [], []
-    for now, (tokens, n_input) in enumerate(replies(workload, seed)):
+    for now, (tokens, n_input) in enumerate(replies(workload, seed, requests)):
         hits.append(server.lookup(tokens[:n_input], float(now)))
         asked.append(n_input)
         server.commit(tokens, n_input, float(now))

@@ -266,6 +266,7 @@ PRESETS: dict[str, Callable[[], Any]] = {
     "gdn": _gdn,
     "gdn-medium": lambda: _gdn(hidden=384, blocks=2),
     "gdn-heads128": lambda: _gdn(hidden=1024, blocks=2, head=128),  # heads that every GPU kernel takes
+    "gdn-narrow": lambda: _gdn(hidden=256, head=128),  # the same heads, and what a state costs beside a token
     "mamba2": _mamba2,
     "conv": _conv,
     "conv-moe": _conv_moe,

@@ -47,10 +47,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._outlive = outlive
-        command = [sys.executable, "-m", launcher, "--model-path", str(model), "--port", str(self.port), *flags]
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
-                command,
+                self.command(launcher, str(model), flags),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -58,6 +57,10 @@ class Server:
                 preexec_fn=None if outlive else partial(die_with_parent, signal.SIGTERM),
                 env={**os.environ, **(environment or {})},
             )
+
+    def command(self, launcher: str, model: str, flags: Sequence[str]) -> list[str]:
+        """What is executed; another engine's server overrides it."""
+        return [sys.executable, "-m", launcher, "--model-path", model, "--port", str(self.port), *flags]
 
     def wait_ready(self, timeout_seconds: float = 900, progress: Callable[[float, str], None] | None = None) -> float:
         """Block until the server answers a real generation; returns the seconds it took.
