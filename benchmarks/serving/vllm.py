@@ -5,9 +5,9 @@
 PYTHON is the interpreter of an environment with vLLM for CPUs (0.32 was used). The workloads are those of `contention`.
 Every server gets the same bytes for KV and states together:
 
-here       elastic memory: no ratio
-here 0.9   states and KV in SGLang's default ratio
-stock 0.9  stock SGLang with those sizes
+hybrid     ours with elastic memory: no ratio
+here 0.9   ours with states and KV in SGLang's default ratio
+stock 0.9  SGLang with those sizes
 vllm       one pool of pages for both, prefix caching as its defaults have it
 
 `unbounded` is the hit rate of a simulated server of ours with endless memory. Times are not compared: the engines
