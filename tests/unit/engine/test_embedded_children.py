@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sglang_hybrid.core.process import bound
-from sglang_hybrid.engine.launch import embedded
+from sglang_hybrid.engine.launch import replicas
 from tests.engine.support import PATIENCE_S, eventually
 
 BOUND = """
@@ -82,7 +82,7 @@ def test_children_end_with_a_script_that_is_ended_while_they_import(tmp_path: An
         child = psutil.Process(int(started.stdout.readline()))
         started.send_signal(number)
         started.wait(PATIENCE_S)
-        ended = eventually(lambda: not embedded._holds(child), 0.01)
+        ended = eventually(lambda: not replicas.lives(child), 0.01)
         if not ended:
             child.kill()
     assert (ended, started.returncode) == (True, -number)
