@@ -30,7 +30,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Command
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Command, chunks
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 from sglang_hybrid.demo.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, TURN_END
@@ -75,14 +75,8 @@ def build(folder: Path, text: str) -> PreTrainedTokenizerFast:
 
 def ask(url: str, path: str, body: dict[str, Any]) -> float:
     """Milliseconds to the first event of a stream, which is read to its end."""
-    headers = {"Content-Type": "application/json"}
-    data = json.dumps({**body, "stream": True}).encode()
-    started, first = time.perf_counter(), 0.0
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=900) as stream:
-        for line in stream:
-            if line.startswith(b"data: {") and not first:
-                first = time.perf_counter() - started
-    return 1000 * first
+    times = [seconds for seconds, _ in chunks(url + path, body, 900)]
+    return 1000 * times[0]
 
 
 class Bystander(threading.Thread):

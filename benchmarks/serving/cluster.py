@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -29,7 +28,7 @@ import numpy as np
 
 from benchmarks import provenance
 from benchmarks.serving.load import percentiles
-from benchmarks.serving.servers import ENVIRONMENT, flush, text
+from benchmarks.serving.servers import ENVIRONMENT, chunks, flush, text
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -113,19 +112,10 @@ def bound(prompts: list[str]) -> float:
 
 
 def ask(url: str, prompt: str) -> Row:
-    body = {
-        "text": prompt,
-        "stream": True,
-        "sampling_params": {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True},
-    }
-    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    start, first, last = time.perf_counter(), 0.0, {}
-    with urllib.request.urlopen(request, timeout=600) as stream:
-        for line in stream:
-            if line.startswith(b"data: {"):
-                first = first or time.perf_counter() - start
-                last = json.loads(line[6:])
-    return {"ttft_s": first, "cached": last["meta_info"]["cached_tokens"], "prompt": last["meta_info"]["prompt_tokens"]}
+    sampling = {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True}
+    found = list(chunks(url + "/generate", {"text": prompt, "sampling_params": sampling}, 600))
+    meta = found[-1][1]["meta_info"]
+    return {"ttft_s": found[0][0], "cached": meta["cached_tokens"], "prompt": meta["prompt_tokens"]}
 
 
 def replay(url: str, asked: list[tuple[float, str]]) -> list[Row]:

@@ -12,19 +12,16 @@ can reach. The bound of the hit rate is what is left if every prefix were comput
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 import tempfile
-import time
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, text
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, text
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
@@ -91,23 +88,10 @@ SHAPES = {"documents": document, "agents": agent}
 
 def ask(server: Server, asked: dict[str, Any]) -> tuple[float, int, int]:
     """Seconds to the first token, tokens of the prompt and cached ones."""
-    body = {
-        "model": "m",
-        **asked,
-        "max_tokens": ANSWER,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(), headers)
-    start, at, usage = time.perf_counter(), 0.0, {}
-    with urllib.request.urlopen(request, timeout=300) as stream:
-        for line in stream:
-            if line.startswith(b"data: {"):
-                at = at or time.perf_counter() - start
-                usage = json.loads(line[6:]).get("usage") or usage
-    return at, usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    body = {"model": "m", **asked, "max_tokens": ANSWER, "temperature": 0, "stream_options": {"include_usage": True}}
+    found = list(chunks(server.url + "/v1/chat/completions", body))
+    usage = found[-1][1]["usage"]
+    return found[0][0], usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
 def measure(server: Server, asked: list[tuple[int, str, str]], mark: bool, shape: str) -> dict[str, Any]:

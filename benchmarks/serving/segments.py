@@ -24,14 +24,13 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, words
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
@@ -94,18 +93,11 @@ def ask(server: Server, prompt: Prompt, mark: bool, tokens: int = ANSWER) -> tup
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     if mark:
         sampling["custom_params"] = {"segments": ranges}
-    body = json.dumps({"input_ids": ids, "sampling_params": sampling, "stream": True}).encode()
-    request = urllib.request.Request(server.url + "/generate", body, {"Content-Type": "application/json"})
-    start, at, last = time.perf_counter(), 0.0, b""
-    with urllib.request.urlopen(request, timeout=600) as stream:
-        for line in stream:
-            if line.startswith(b"data: {"):
-                at = at or time.perf_counter() - start
-                last = line
-    answer = json.loads(last[6:])
+    found = list(chunks(server.url + "/generate", {"input_ids": ids, "sampling_params": sampling}, 600))
+    answer = found[-1][1]
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
-    return at, {
+    return found[0][0], {
         "cached": meta["cached_tokens"],
         "segments": details.get("segment_tokens", 0),
         "missed": {key.removeprefix("miss_"): n for key, n in details.items() if key.startswith("miss_") and n},

@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -71,19 +72,23 @@ class Client:
 
 def streamed(
     url: str, prompt: list[int], tokens: int, patience_s: float = 300, **more: Any
-) -> tuple[float | None, float, dict[str, Any]]:
+) -> tuple[float, float, dict[str, Any]]:
     """One greedy completion: seconds to its first token, seconds in all, its last chunk; `more` stands in the body."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    body = {"input_ids": prompt, "sampling_params": sampling, "stream": True, **more}
+    start = time.perf_counter()
+    found = list(chunks(url + "/generate", {"input_ids": prompt, "sampling_params": sampling, **more}, patience_s))
+    return found[0][0], time.perf_counter() - start, found[-1][1]
+
+
+def chunks(url: str, body: dict[str, Any], patience_s: float = 300) -> Iterator[tuple[float, dict[str, Any]]]:
+    """What `url` streams as an answer to `body`: seconds since it was sent, and the chunk."""
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), headers)
-    start, first, last = time.perf_counter(), None, {}
+    request = urllib.request.Request(url, json.dumps({**body, "stream": True}).encode(), headers)
+    start = time.perf_counter()
     with urllib.request.urlopen(request, timeout=patience_s) as stream:
         for line in stream:
             if line.startswith(b"data: {"):
-                first = time.perf_counter() - start if first is None else first
-                last = json.loads(line[6:])
-    return first, time.perf_counter() - start, last
+                yield time.perf_counter() - start, json.loads(line[6:])
 
 
 def flush(url: str) -> None:

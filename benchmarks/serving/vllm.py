@@ -17,12 +17,10 @@ compute with kernels of their own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -33,7 +31,7 @@ from typing import Any
 
 from benchmarks import provenance
 from benchmarks.serving import contention
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, words
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, words
 from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -74,21 +72,14 @@ class VllmClient(Client):
 
     def ask(self, prompt: list[int], tokens: int) -> dict[str, Any]:
         body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body |= {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
-        request = urllib.request.Request(
-            self.server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        start, first, output, usage = time.perf_counter(), None, [], {}
-        with urllib.request.urlopen(request, timeout=300) as stream:
-            for line in stream:
-                if not line.startswith(b"data: {"):
-                    continue
-                first = time.perf_counter() - start if first is None else first
-                part = json.loads(line[6:])
-                output += [token for choice in part["choices"] for token in choice.get("token_ids") or []]
-                usage = part.get("usage") or usage
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return {"ttft_s": first, "output_ids": output, "cached_tokens": cached}
+        body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+        found = list(chunks(self.server.url + "/v1/completions", body))
+        choices = (choice for _, chunk in found for choice in chunk["choices"])
+        return {
+            "ttft_s": found[0][0],
+            "output_ids": [token for choice in choices for token in choice.get("token_ids") or []],
+            "cached_tokens": found[-1][1]["usage"]["prompt_tokens_details"]["cached_tokens"],
+        }
 
 
 def sizes(budget_bytes: int, spec: ModelSpec) -> list[str]:
