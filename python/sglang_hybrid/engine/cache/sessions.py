@@ -128,8 +128,10 @@ def first(original: Callable[..., Any], waiting: list[Any], *args: Any, **kwargs
     """AROUND hook of SchedulePolicy._sort_by_dfs_weight: turns that have their session's memory run before the others
     of the queue `waiting`, as they came. They are at no node of the tree: with 0.5.17 they would be gone from the queue
     for ever, later the scheduler would end."""
-    turns = [req for req in waiting if streams(req) and not isinstance(req.last_node, int)]
-    others = [req for req in waiting if req not in turns]
+    turns: list[Any] = []
+    others: list[Any] = []
+    for req in waiting:
+        (turns if streams(req) and not isinstance(req.last_node, int) else others).append(req)
     result = original(others, *args, **kwargs)
     waiting[:] = turns + others
     return result
