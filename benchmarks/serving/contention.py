@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,12 @@ def sessions(workload: str, rng: random.Random) -> list[Session]:
     return made
 
 
-def turns(workload: str, seed: int, requests: int = ENDLESS) -> Iterator[Session]:
-    """Sessions in the order they speak: new ones arrive, and a few that are open take turns at random.
-
-    It ends after as many `requests`, or when all have been heard.
-    """
+def turns(workload: str, seed: int) -> Iterator[Session]:
+    """Sessions in the order they speak: new ones arrive, and a few that are open take turns at random."""
     rng = random.Random(seed)
     waiting, active = sessions(workload, rng), []
     together = 1 if workload in ("fewshot", "rag") else 12
-    for _ in range(requests):
-        if not waiting and not active:
-            return
+    while waiting or active:
         while waiting and len(active) < together:
             active.append(waiting.pop(0))
         session = rng.choice(active)
@@ -102,10 +98,13 @@ def turns(workload: str, seed: int, requests: int = ENDLESS) -> Iterator[Session
             active.remove(session)
 
 
-def run(workload: str, seed: int, clients: dict[str, Client], requests: int = ENDLESS) -> list[dict[str, Any]]:
-    """Ask every server every prompt; rows of (server, prompt tokens, cached tokens, seconds to the first token)."""
+def run(workload: str, seed: int, clients: dict[str, Client], requests: int | None = None) -> list[dict[str, Any]]:
+    """Ask every server the first `requests` prompts, or all.
+
+    Rows of (server, prompt tokens, cached tokens, seconds to the first token).
+    """
     rows, names = [], list(clients)
-    for number, session in enumerate(turns(workload, seed, requests)):
+    for number, session in enumerate(islice(turns(workload, seed), requests)):
         outputs = {}
         prompt = session.prompt
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -118,10 +117,10 @@ def run(workload: str, seed: int, clients: dict[str, Client], requests: int = EN
     return rows
 
 
-def replies(workload: str, seed: int, requests: int = ENDLESS) -> list[tuple[np.ndarray, int]]:
+def replies(workload: str, seed: int, requests: int | None = None) -> list[tuple[np.ndarray, int]]:
     """What every request of `run` ends as, and the length of its prompt; replies are drawn, which decides no hit."""
     rng, made = random.Random(seed), []
-    for session in turns(workload, seed, requests):
+    for session in islice(turns(workload, seed), requests):
         output = words(rng, session.reply)
         made.append((np.array(session.prompt + output, np.int32), len(session.prompt)))
         session.done = not session.answer(output)
@@ -133,7 +132,7 @@ def endless(spec: ModelSpec) -> SimulatedServer:
     return SimulatedServer(spec, Shape(ENDLESS, ENDLESS, GRID, chunk_tokens=CHUNK))
 
 
-def predicted(server: SimulatedServer, workload: str, seed: int, requests: int = ENDLESS) -> tuple[float, float]:
+def predicted(server: SimulatedServer, workload: str, seed: int, requests: int | None = None) -> tuple[float, float]:
     """Hit rate of a simulated server for the requests of `run`, and the p95 of the tokens that one computes."""
     hits, asked = [], []
     for now, (tokens, n_input) in enumerate(replies(workload, seed, requests)):

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, scheduler, words
+from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, scheduler, split, words
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -66,10 +66,7 @@ def server_flags(name: str, budget_bytes: int, spec: Any, drafts: bool) -> list[
     if name == "elastic":
         size = ["--hybrid-cpu-memory-gb", str((budget_bytes + taken_bytes) / 1e9)]
         return [*common, "--hybrid-memory", "elastic", *size]
-    ratio = float(name.split("-")[1])
-    states = int(budget_bytes * ratio / (1 + ratio)) // spec.checkpoint_bytes
-    tokens = (budget_bytes - states * spec.checkpoint_bytes) // token_bytes
-    return [*common, "--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
+    return [*common, *split(budget_bytes, float(name.split("-")[1]), spec.checkpoint_bytes, token_bytes)]
 
 
 def chats(client: Client, seed: int) -> list[dict[str, Any]]:

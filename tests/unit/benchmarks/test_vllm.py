@@ -6,17 +6,18 @@ import pytest
 
 from benchmarks import provenance
 from benchmarks.serving.contention import SIZES, replies
-from benchmarks.serving.vllm import BUDGETS_MB, RATIO, REQUESTS, sizes
-from sglang_hybrid.core.spec import preset
+from benchmarks.serving.servers import split
+from benchmarks.serving.vllm import BUDGETS_MB, REQUESTS
+from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, preset
 
 
 def test_states_and_tokens_take_the_budget_and_no_more() -> None:
     spec = preset("marconi-7b")
     budget = 40 * spec.checkpoint_bytes
-    _, states, _, tokens = sizes(budget, spec)
+    _, states, _, tokens = split(budget, MAMBA_FULL_MEMORY_RATIO, spec.checkpoint_bytes, spec.kv_bytes_per_token)
     held = int(states) * spec.checkpoint_bytes, int(tokens) * spec.kv_bytes_per_token
     assert budget - spec.kv_bytes_per_token < sum(held) <= budget
-    assert held[0] / held[1] == pytest.approx(RATIO, rel=0.1)
+    assert held[0] / held[1] == pytest.approx(MAMBA_FULL_MEMORY_RATIO, rel=0.1)
 
 
 @pytest.mark.parametrize("workload", SIZES)
