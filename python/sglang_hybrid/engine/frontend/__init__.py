@@ -9,15 +9,6 @@
 | a stop pattern may backtrack for ever                   | its steps are counted, its tail ends   | stop_patterns.py |
 | streams of several samples leave states behind          | nothing is left when they are over     | requests.py      |
 | a call from a second event loop waits for ever          | it raises                              | loop.py          |
-| an id that begins another's id aborts it                | it aborts its own request              | ids.py           |
-| the scheduler keeps every compiled grammar              | as many as a few megabytes of text     | grammars.py      |
-| weights change under a request whose client hung up     | the update waits until nobody runs     | idle.py          |
-| an update that flushes in a pause ends the scheduler    | 400 if requests have begun             | idle.py          |
-| so does resuming what was never released                | it needs no resuming                   | released.py      |
-| so does a request while memory is released              | 503, with what brings it back          | released.py      |
-| so do weights that cannot be loaded                     | 400; ranks agree, a folder rolls back  | mistakes.py      |
-| of N replicas one has what a request goes on from       | it goes to that one                    | dispatch.py      |
-| beams of a hybrid go on from states of others           | 400                                    | beams.py         |
 | a stop in a pause waits for requests that cannot end    | the pause ends first                   | drain.py         |
 | so does one before the first request, for minutes       | it waits no more once it is closed     | drain.py         |
 | so does a pause that aborts those of another pause      | they are retracted first               | drain.py         |
@@ -25,14 +16,13 @@
 | a body has any length                                   | 413 beyond a limit                     | bodies.py        |
 | mistakes of clients are 500s at some endpoints          | 400, in the form of the endpoint       | endpoints.py     |
 | a level of logs that there is not fails every request   | 400; nothing is changed                | endpoints.py     |
-| a profile that cannot be made or written ends it        | 400, or its trace alone is lost        | profiles.py      |
+| a profile that cannot be made ends the scheduler        | 400                                    | profiles.py      |
 | a label that metrics lack ends the HTTP process         | it is left out                         | labels.py        |
 | each priority that ever came is written with each batch | the first 64 are                       | labels.py        |
 | `/server_info` shows the API keys                       | it does not                            | access.py        |
 | usage counts cached tokens                              | and says why the others missed         | usage.py         |
 | `document` blocks and marks of segments are unknown     | text, and token ranges of the prompt   | segments/        |
 
-`ids.py`, `grammars.py`, `idle.py`, `mistakes.py`, `released.py` and `beams.py` act in the scheduler, `labels.py` in
-both, `dispatch.py` between them.
+`labels.py` acts in the scheduler too; what else has to be checked there is in ../scheduler.
 `engine/surface/hooks.py` registers all of it, `limits.py` holds the bounds; docs/security.md lists them.
 """

@@ -1,20 +1,14 @@
-"""Profiles that cannot be made are refused, and traces that cannot be written are told of: SGLang's scheduler would end
-on them, in the middle of the requests that it profiles."""
+"""Profiles that cannot be made are refused: SGLang's scheduler would end on them, in the middle of requests."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.launch import platform
-
-logger = logging.getLogger(__name__)
 
 _ON_CPU = ("CPU", "GPU")
 """What SGLang records unless told otherwise: PyTorch leaves the second out where there is none."""
@@ -59,22 +53,3 @@ def _check_activities(names: list[str] | None) -> None:
             raise ConfigError(f"activities here are of {', '.join(known)}: {shown(name)}")
     if not names or (platform.on_cpu() and "CPU" not in names):
         raise ConfigError(f"activities name what is recorded, such as CPU: {shown(names)}")
-
-
-def stop(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of SchedulerProfilerManager._stop_profile: a disk that is full costs the trace alone."""
-    profiler = getattr(manager, "torch_profiler", None)
-    if profiler is None:
-        return original(manager, *args, **kwargs)
-    profiler.export_chrome_trace = partial(_export, profiler.export_chrome_trace)
-    try:
-        return original(manager, *args, **kwargs)
-    finally:
-        del profiler.export_chrome_trace  # it holds the profiler
-
-
-def _export(export: Callable[[str], Any], path: str) -> None:
-    try:
-        export(path)
-    except Exception as error:  # of PyTorch, of its library, of the file system
-        logger.error("the trace is lost, it cannot be written to %s: %s", path, error)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from sglang_hybrid.engine.surface.rows import EVERY, HTTP, SCHEDULER, Hook
+from sglang_hybrid.engine.surface.scheduler import UPDATER
 
-UPDATER = "srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager."
-_PROFILER = "srt.managers.scheduler_components.profiler_manager:SchedulerProfilerManager."
-_WORKER = "srt.managers.tp_worker:BaseTpWorker."
 _USAGE = "srt.entrypoints.openai.usage_processor:UsageProcessor."
 _TOKENIZER = "srt.managers.tokenizer_manager:"
 _RECORD = _TOKENIZER + "TokenizerManager.{}_expert_distribution_record"
@@ -15,7 +13,6 @@ _RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
 _HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
-_RUST = "srt.rust_server.server:RustServer."
 _BATCH = "srt.managers.schedule_batch:"
 _ENCODE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase."
 _RING = "srt.distributed.device_communicators.shm_broadcast:"
@@ -105,38 +102,9 @@ FRONTEND: tuple[Hook, ...] = (
         required=False,
     ),
     Hook("fastapi.routing:run_endpoint_function", "AROUND", "frontend.endpoints:call", HTTP, required=False),
-    Hook(
-        "srt.constrained.base_grammar_backend:BaseGrammarBackend.set_cache",
-        "AFTER",
-        "frontend.grammars:keep",
-        SCHEDULER,
-    ),
-    Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.ids:name", SCHEDULER),
-    Hook("srt.managers.schedule_batch:Req.__init__", "AFTER", "frontend.processors:note", SCHEDULER),
-    Hook("srt.sampling.custom_logit_processor:_cache_from_str", "AROUND", "frontend.processors:guard", EVERY),
-    Hook(
-        "srt.beam_search.coordinator:BeamCoordinator.validate_and_init",
-        "AROUND",
-        "frontend.beams:refuse",
-        SCHEDULER,
-        since="0.5.21",
-    ),
     Hook(_TOKENIZER + "TokenizerManager.auto_create_handle_loop", "BEFORE", "frontend.loop:require_same", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.generate_request", "AROUND", "frontend.requests:generate", HTTP),
     Hook(_TOKENIZER + "TokenizerManager._validate_one_request", "BEFORE", "frontend.requests:validate", HTTP),
-    Hook(
-        "srt.session.session_controller:SessionController.open",
-        "AROUND",
-        "frontend.mistakes:open_session",
-        SCHEDULER,
-    ),
-    Hook(UPDATER + "release_memory_occupation", "AROUND", "frontend.released:release", SCHEDULER),
-    Hook(UPDATER + "resume_memory_occupation", "AROUND", "frontend.released:resume", SCHEDULER),
-    Hook(UPDATER + "update_weights_from_tensor", "AROUND", "frontend.mistakes:update_weights", SCHEDULER),
-    Hook(UPDATER + "update_weights_from_disk", "AROUND", "frontend.mistakes:load_from_disk", SCHEDULER),
-    Hook(_WORKER + "init_weights_update_group", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
-    Hook(_WORKER + "init_weights_send_group_for_remote_instance", "AROUND", "frontend.mistakes:join_group", SCHEDULER),
-    Hook(_WORKER + "send_weights_to_remote_instance", "AROUND", "frontend.mistakes:send_weights", SCHEDULER),
     Hook("srt.managers.communicator:FanOutCommunicator.__call__", "AROUND", "frontend.flushes:all_of_them", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.abort_request", "BEFORE", "frontend.segments.aborts:note", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.unload_lora_adapter", "AROUND", "frontend.adapters:forget", HTTP),
@@ -160,7 +128,6 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.start_profile", "BEFORE", "frontend.profiles:check", HTTP),
-    Hook(_PROFILER + "_stop_profile", "AROUND", "frontend.profiles:stop", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.collect_metrics", "AROUND", "frontend.labels:collect", HTTP),
     Hook("srt.observability.metrics_collector:QueueCount.from_reqs", "AFTER", "frontend.labels:count", SCHEDULER),
     Hook(_TOKENIZER + "TokenizerManager.configure_logging", "BEFORE", "frontend.endpoints:check_logging", HTTP),
@@ -186,12 +153,6 @@ FRONTEND: tuple[Hook, ...] = (
         "srt.managers.data_parallel_controller:DataParallelController.launch_dp_schedulers",
         "BEFORE",
         "launch.leftovers:tell",
-        EVERY,
-    ),
-    Hook(
-        "srt.managers.data_parallel_controller:DataParallelController.round_robin_scheduler",
-        "AROUND",
-        "frontend.dispatch:by_prefix",
         EVERY,
     ),
     Hook(
@@ -229,16 +190,4 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_BATCH + "MultimodalDataItem.set_pad_value", "AROUND", "cache.media:identify", EVERY),
     Hook(_BATCH + "MultimodalInputs.from_processor_output", "AFTER", "cache.media:tell_apart", SCHEDULER),
     Hook(UPDATER + "_observe_weight_load", "BEFORE", "cache.media:weights_change", SCHEDULER),
-    # SGLang's server in Rust.
-    Hook(_RUST + "push_generation", "BEFORE", "frontend.rust:plain_ids", SCHEDULER, "rust", since="0.5.23"),
-    Hook(_RUST + "push_abort", "BEFORE", "frontend.rust:plain_id", SCHEDULER, "rust", since="0.5.23"),
-    Hook(_RUST + "_attach_buffers", "AFTER", "frontend.rust:require", SCHEDULER, "rust", since="0.5.23"),
-    Hook(
-        "srt.managers.scheduler:Scheduler.maybe_init_rust_server",
-        "AFTER",
-        "frontend.rust:meet",
-        SCHEDULER,
-        "rust",
-        since="0.5.23",
-    ),
 )

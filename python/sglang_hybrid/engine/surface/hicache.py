@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.engine.surface.frontend import UPDATER
 from sglang_hybrid.engine.surface.rows import SCHEDULER, Hook, Replaced
+from sglang_hybrid.engine.surface.scheduler import UPDATER
 
 HOST_POOLS = "srt.mem_cache.pool_host."
 """Pools in host memory."""

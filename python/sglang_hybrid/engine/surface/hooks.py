@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sglang_hybrid.engine.surface.elastic import CONFIGURATOR, ELASTIC, ELASTIC_REPLACED
-from sglang_hybrid.engine.surface.frontend import FRONTEND, UPDATER
+from sglang_hybrid.engine.surface.frontend import FRONTEND
 from sglang_hybrid.engine.surface.hicache import HICACHE, HICACHE_REPLACED
 from sglang_hybrid.engine.surface.pairs import PAIRS
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, Hook, Replaced
+from sglang_hybrid.engine.surface.scheduler import SCHEDULER_HOOKS, UPDATER
 from sglang_hybrid.engine.surface.speculation import CPU_SPECULATION, DRAWING, SPECULATION
 
 _MIXER = "srt.layers.attention.mamba.mamba:"
@@ -242,8 +243,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(_RECEIVER + "_pull_raw_reqs", "AFTER", "cache.clock:stamp", SCHEDULER),
     Hook(_RECEIVER + "_split_work_and_control_reqs", "AFTER", "cache.clock:keep_with_work", SCHEDULER),
     # Each runs after the next: a request that is held has left its stamp, and one is refused when it would be handled.
-    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.released:refuse", SCHEDULER),
-    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "frontend.idle:hold", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "scheduler.released:refuse", SCHEDULER),
+    Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "scheduler.idle:hold", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
     Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
     Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
@@ -317,6 +318,7 @@ HOOKS: tuple[Hook, ...] = (
         "segments",
     ),
     *FRONTEND,
+    *SCHEDULER_HOOKS,
     *HICACHE,
 )
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.engine.surface.frontend import UPDATER
 from sglang_hybrid.engine.surface.rows import EVERY, SCHEDULER, SUBCLASS, Hook, Replaced, Use
+from sglang_hybrid.engine.surface.scheduler import UPDATER
 
 _OURS = "cpu.speculation."
 _RESULTS = "srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor."

@@ -12,9 +12,9 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend import rust as hooks
-from sglang_hybrid.engine.frontend.ids import RequestId
 from sglang_hybrid.engine.launch import rust
+from sglang_hybrid.engine.scheduler import rust as hooks
+from sglang_hybrid.engine.scheduler.ids import RequestId
 from tests.versions import since
 
 NEWER = since("0.5.21", "fields that requests of its server in Rust have")

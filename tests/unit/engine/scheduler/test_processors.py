@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend import processors
+from sglang_hybrid.engine.frontend.processors import require_readable
+from sglang_hybrid.engine.scheduler import processors
 
 ROWS, VOCABULARY = 4, 8
 
@@ -94,6 +95,6 @@ def test_sglang_s_own_are_what_they_were() -> None:
     made = processors.guard(lambda text: DisallowedTokensLogitsProcessor, "text")()
     assert isinstance(made, DisallowedTokensLogitsProcessor)
     assert made(torch.zeros(1, VOCABULARY), [{"token_ids": [3]}])[0, 3] == -torch.inf
-    processors.require_readable([DisallowedTokensLogitsProcessor.to_str(), None])
+    require_readable([DisallowedTokensLogitsProcessor.to_str(), None])
     with pytest.raises(ConfigError, match="TypeError"):
-        processors.require_readable(CustomLogitProcessor.to_str())  # abstract
+        require_readable(CustomLogitProcessor.to_str())  # abstract

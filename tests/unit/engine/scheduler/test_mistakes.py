@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hybrid.engine.frontend import beams, mistakes
+from sglang_hybrid.engine.scheduler import beams, mistakes
 
 
 def test_weights_for_a_group_that_nobody_made_are_not_sent() -> None:

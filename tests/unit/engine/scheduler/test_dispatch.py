@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.core.config import HybridConfig
-from sglang_hybrid.engine.frontend import dispatch
+from sglang_hybrid.engine.scheduler import dispatch
 
 
 class Controller:

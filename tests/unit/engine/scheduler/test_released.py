@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.frontend import released
+from sglang_hybrid.engine.scheduler import released
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:sglang")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.frontend import idle
+from sglang_hybrid.engine.scheduler import idle
 from sglang_hybrid.engine.surface.hooks import HOOKS
 
 
@@ -42,7 +42,7 @@ def admit(gate: idle.Gate, received: list[Any], idle: bool) -> list[Any]:
 def test_stamps_are_taken_before_a_request_is_held() -> None:
     """Else one that is handled later has no time. Of hooks before a function the last runs first."""
     functions = [hook.function for hook in HOOKS]
-    assert functions.index("frontend.idle:hold") < functions.index("cache.clock:take_stamps")
+    assert functions.index("scheduler.idle:hold") < functions.index("cache.clock:take_stamps")
 
 
 def test_that_it_waits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

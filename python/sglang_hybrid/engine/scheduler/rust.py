@@ -26,7 +26,7 @@ _NORMALIZED = {"stop": "stop_strs", "stop_regex": "stop_regex_strs"}
 
 
 def plain_ids(_: Any, payload: Any, *__: Any) -> None:
-    """Before tokens go to Rust: ids are encoded as they are, and ours are more than texts (`frontend.ids`)."""
+    """Before tokens go to Rust: ids are encoded as they are, and ours are more than texts (`scheduler.ids`)."""
     payload.rids = [str(rid) for rid in payload.rids]
 
 
