@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend import texts
+from sglang_hybrid.engine.frontend.tokenization import texts
 from tests.engine.prompts import GRID
 from tests.engine.support import Client
 

@@ -1,6 +1,6 @@
 """With `--tokenizer-worker-num` several processes serve HTTP: each has every hook.
 
-That none serves without is tested in tests/unit/engine/test_frontend_workers.py.
+That none serves without is tested in tests/unit/engine/frontend/test_workers.py.
 """
 
 from __future__ import annotations

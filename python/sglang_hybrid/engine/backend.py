@@ -34,7 +34,8 @@ def register() -> None:
     global left_alone
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
-    from sglang_hybrid.engine.frontend import bodies, usage
+    from sglang_hybrid.engine.frontend.reporting import usage
+    from sglang_hybrid.engine.frontend.validation import bodies
 
     register_radix_cache_backend(NAME, build_cache)
     if platform.on_cpu():

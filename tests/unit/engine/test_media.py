@@ -18,9 +18,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cache import boundaries, media
 from sglang_hybrid.engine.cache.media import Numbers
-from sglang_hybrid.engine.frontend import media as sources
-from sglang_hybrid.engine.frontend import processing
-from sglang_hybrid.engine.frontend.placeholders import Placed, expanded, place, remember
+from sglang_hybrid.engine.frontend.marks.placeholders import Placed, expanded, place, remember
+from sglang_hybrid.engine.frontend.tokenization import processing
+from sglang_hybrid.engine.frontend.validation import media as sources
 from tests.engine.pictures import blocks, url
 
 KINDS = ("image_data", "video_data", "audio_data")

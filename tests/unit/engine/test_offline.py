@@ -13,7 +13,7 @@ import pytest
 import sglang_hybrid
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import offline
-from sglang_hybrid.engine.frontend import loop
+from sglang_hybrid.engine.frontend.server import loop
 
 
 def test_ours_and_sglangs() -> None:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine import publish
 from sglang_hybrid.engine.cache.metrics import Account, Exported
-from sglang_hybrid.engine.frontend import scrapes
+from sglang_hybrid.engine.frontend.reporting import scrapes
 from sglang_hybrid.engine.pools import telemetry
 from sglang_hybrid.engine.series import CALLS, ELASTIC, EVENTS, POOLS, SERIES, Series
 from sglang_hybrid.memory.sizing import segment_layout

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend import looks
+from sglang_hybrid.engine.frontend.server import looks
 from sglang_hybrid.engine.hicache import storage
 from sglang_hybrid.engine.launch import fingerprint
 

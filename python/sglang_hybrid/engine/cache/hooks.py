@@ -115,7 +115,7 @@ def details(result: dict[str, Any] | None, _: Any, req: Any) -> dict[str, Any] |
     """What an output says of the cache, with the first and the last one of `req` also why tokens missed.
 
     An answer that streams has an output for every token, and to say it in each would cost more than SGLang's own part
-    of it. `frontend.usage` keeps what the first said.
+    of it. `frontend.reporting.usage` keeps what the first said.
     """
     record = tracked(req)
     if record.explained and not req.finished():

@@ -18,13 +18,14 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import boundaries, hints
-from sglang_hybrid.engine.frontend import ahead, breakpoints, placeholders, token_cache
-from sglang_hybrid.engine.frontend.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
 from sglang_hybrid.engine.frontend.endpoints import rendering
-from sglang_hybrid.engine.frontend.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
-from sglang_hybrid.engine.frontend.rendering import chat_of, rendered
+from sglang_hybrid.engine.frontend.marks import breakpoints, placeholders
+from sglang_hybrid.engine.frontend.marks.breakpoints import Path, lifetimes, marked, shared, tokens_before, variants
+from sglang_hybrid.engine.frontend.marks.hints import CACHE_KEY, HINTS, OPTIONS, RETENTION, body_hints
+from sglang_hybrid.engine.frontend.marks.rendering import chat_of, rendered
 from sglang_hybrid.engine.frontend.segments import chats, documents
 from sglang_hybrid.engine.frontend.segments.chats import Marks, Placing
+from sglang_hybrid.engine.frontend.tokenization import ahead, token_cache
 from sglang_hybrid.engine.segments import marked as segment_params
 from sglang_hybrid.prefix.reuse.hints import NO_HINTS, Hints
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend import identity
-from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import documents
+from sglang_hybrid.engine.frontend.server import identity
+from sglang_hybrid.engine.frontend.validation.limits import shown
 
 _MISSHAPEN = (AttributeError, KeyError, IndexError, TypeError, OverflowError, RecursionError)
 _LARGEST_ID = 2**32 - 1

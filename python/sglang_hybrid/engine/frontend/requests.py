@@ -11,14 +11,17 @@ from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine.cache import boundaries
-from sglang_hybrid.engine.frontend import labels, media, placeholders, texts, token_cache
-from sglang_hybrid.engine.frontend.arrival import require_arrival, session_of
-from sglang_hybrid.engine.frontend.ids import require_own
-from sglang_hybrid.engine.frontend.processors import require_readable
-from sglang_hybrid.engine.frontend.prompt import require_embeds, require_prompt
+from sglang_hybrid.engine.frontend.marks import placeholders
+from sglang_hybrid.engine.frontend.reporting import labels
 from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.prompts import divide, separator
 from sglang_hybrid.engine.frontend.settings import settings
+from sglang_hybrid.engine.frontend.tokenization import texts, token_cache
+from sglang_hybrid.engine.frontend.validation import media
+from sglang_hybrid.engine.frontend.validation.arrival import require_arrival, session_of
+from sglang_hybrid.engine.frontend.validation.ids import require_own
+from sglang_hybrid.engine.frontend.validation.processors import require_readable
+from sglang_hybrid.engine.frontend.validation.prompt import require_embeds, require_prompt
 from sglang_hybrid.engine.launch import embedded
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend.looks import ENVIRONMENT_KEY as SERVER
+from sglang_hybrid.engine.frontend.server.looks import ENVIRONMENT_KEY as SERVER
 from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
 from sglang_hybrid.engine.launch.fingerprint import QUANTIZED_KEY
 

@@ -15,7 +15,7 @@ from typing import Any
 from sglang_hybrid.engine.launch.folder import WEIGHT_SUFFIXES
 
 ENVIRONMENT_KEY = "SGLANG_HYBRID_MODEL_FINGERPRINT"
-"""Where the launcher leaves it for `/server_info` (`frontend/access.py`)."""
+"""Where the launcher leaves it for `/server_info` (`frontend/admin/access.py`)."""
 
 QUANTIZED_KEY = "SGLANG_HYBRID_QUANTIZED_AS"
 """Where the launcher leaves what the weights are read as; storage has no entries of one reading for another."""

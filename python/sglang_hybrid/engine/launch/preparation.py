@@ -56,7 +56,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
     for the processes to come.
     """
-    from sglang_hybrid.engine.frontend import looks
+    from sglang_hybrid.engine.frontend.server import looks
     from sglang_hybrid.engine.hicache import checks
     from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots, unsettled
     from sglang_hybrid.engine.surface import registration

@@ -44,7 +44,7 @@ over = Event()
 """Set where a server ends the processes that are left: none of them has crashed."""
 
 asked: ContextVar[bool] = ContextVar("asked", default=False)
-"""Whether what runs here ends a server because somebody asked for it (`frontend/drain.py`)."""
+"""Whether what runs here ends a server because somebody asked for it (`frontend/server/drain.py`)."""
 
 _missed: list[int] = []
 _CAUSES = {

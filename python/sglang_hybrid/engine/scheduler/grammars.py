@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hybrid.engine.frontend.limits import GRAMMARS
+from sglang_hybrid.engine.frontend.validation.limits import GRAMMARS
 
 
 def keep(_: None, backend: Any, key: tuple[str, str], value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_hybrid.engine.frontend.ids import health_prefix
+from sglang_hybrid.engine.frontend.validation.ids import health_prefix
 
 
 class RequestId(str):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.validation.limits import shown
 from sglang_hybrid.engine.speculation.weights import draft_spared
 
 logger = logging.getLogger(__name__)

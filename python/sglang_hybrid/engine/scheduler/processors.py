@@ -1,8 +1,8 @@
 """Logit processors of clients (`--enable-custom-logit-processor`): code that one sends and everybody's scheduler runs.
 
 One that cannot be read, that raises, or that leaves no token to choose ends SGLang's scheduler (0.5.17 to 0.5.23). Here
-the first is told so (`frontend.processors`), the request of the second ends with 400, and a row of the third stays as
-the model gave it.
+the request of the second ends with 400, and a row of the third stays as the model gave it; of the first,
+`frontend.validation.processors` tells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.validation.limits import shown
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.engine.cache.clock import is_request
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.validation.limits import shown
 
 logger = logging.getLogger(__name__)
 

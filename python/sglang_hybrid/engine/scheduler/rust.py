@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from sglang_hybrid.engine.frontend.arrival import require_arrival
-from sglang_hybrid.engine.frontend.prompt import require_prompt
-from sglang_hybrid.engine.frontend.sampling import INTERNAL
+from sglang_hybrid.engine.frontend.validation.arrival import require_arrival
+from sglang_hybrid.engine.frontend.validation.prompt import require_prompt
+from sglang_hybrid.engine.frontend.validation.sampling import INTERNAL
 
 _SAME = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "token_indices_to_pool",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 
-from sglang_hybrid.engine.frontend import limits
+from sglang_hybrid.engine.frontend.validation import limits
 
 
 def test_compiled_grammars_have_an_end() -> None:

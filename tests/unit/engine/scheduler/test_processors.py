@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.processors import require_readable
+from sglang_hybrid.engine.frontend.validation.processors import require_readable
 from sglang_hybrid.engine.scheduler import processors
 
 ROWS, VOCABULARY = 4, 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.breakpoints import Path, dotted
-from sglang_hybrid.engine.frontend.rendering import rendered
+from sglang_hybrid.engine.frontend.marks.breakpoints import Path, dotted
+from sglang_hybrid.engine.frontend.marks.rendering import rendered
 from sglang_hybrid.engine.frontend.segments import marks
 from sglang_hybrid.engine.frontend.segments.documents import DOCUMENT
 from sglang_hybrid.engine.frontend.segments.fences import Fences, Span

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.breakpoints import Path, dotted
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.marks.breakpoints import Path, dotted
+from sglang_hybrid.engine.frontend.validation.limits import shown
 
 DOCUMENT = "document"
 _KEPT = ("cache", "cache_control")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import parallel
 from sglang_hybrid.engine.frontend.segments.handing import Handing
 from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE
 from sglang_hybrid.engine.frontend.segments.questions import PATH, ask
 from sglang_hybrid.engine.frontend.segments.warming import warm
 from sglang_hybrid.engine.frontend.settings import settings
+from sglang_hybrid.engine.frontend.validation.limits import shown
 from sglang_hybrid.engine.segments.listing import MOST_LISTED
 
 _ADDED = "sglang_hybrid_segments"

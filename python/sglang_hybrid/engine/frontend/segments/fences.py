@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_hybrid.engine.frontend.breakpoints import Path, get, put
+from sglang_hybrid.engine.frontend.marks.breakpoints import Path, get, put
 from sglang_hybrid.engine.frontend.segments.marks import ends
 
 Span = tuple[int, int]

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import Local, Tenant, name
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.frontend.segments.warming import read, warm
+from sglang_hybrid.engine.frontend.validation.limits import shown
 
 MOST_NAMES = 256
 _FIELDS = frozenset({"form", "segment", "cache_salt", "extra_key"})

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.breakpoints import Path, dotted, pieces
-from sglang_hybrid.engine.frontend.limits import shown
+from sglang_hybrid.engine.frontend.marks.breakpoints import Path, dotted, pieces
+from sglang_hybrid.engine.frontend.validation.limits import shown
 from sglang_hybrid.segment.geometry import MOST_SEGMENTS
 
 CACHE, SEGMENT = "cache", "segment"

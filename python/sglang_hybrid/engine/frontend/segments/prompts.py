@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.frontend.arrival import session_of
-from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments.tokens import ranges
 from sglang_hybrid.engine.frontend.settings import settings
+from sglang_hybrid.engine.frontend.validation.arrival import session_of
+from sglang_hybrid.engine.frontend.validation.limits import shown
 from sglang_hybrid.engine.segments import marked
 from sglang_hybrid.segment.geometry import Range
 from sglang_hybrid.segment.split import joined, split

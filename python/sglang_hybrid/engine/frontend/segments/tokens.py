@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_hybrid.engine.frontend.breakpoints import shared, tokens_before
+from sglang_hybrid.engine.frontend.marks.breakpoints import shared, tokens_before
 from sglang_hybrid.engine.frontend.segments.fences import Span
 from sglang_hybrid.segment.geometry import Range
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.cache import hints, requests
-from sglang_hybrid.engine.frontend.limits import KEY as MOST_KEY
-from sglang_hybrid.engine.frontend.limits import shown
 from sglang_hybrid.engine.frontend.segments import prompts
 from sglang_hybrid.engine.frontend.segments.questions import ask
+from sglang_hybrid.engine.frontend.validation.limits import KEY as MOST_KEY
+from sglang_hybrid.engine.frontend.validation.limits import shown
 from sglang_hybrid.engine.segments import marked
 from sglang_hybrid.segment.geometry import MOST_SEGMENTS
 
