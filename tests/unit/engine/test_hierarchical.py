@@ -16,7 +16,7 @@ from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import checks, copies
-from sglang_hybrid.engine.launch import arguments, flags, preflight
+from sglang_hybrid.engine.launch import arguments, flags, models
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 from tests.versions import served, since
 
@@ -24,7 +24,7 @@ from tests.versions import served, since
 def completed(folder: Path, config: dict[str, Any], *more: str) -> Any:
     path = str(write(folder, config))
     rest = ["--model-path", path, "--enable-hierarchical-cache", *more]
-    model = preflight.inspect_model(argparse.Namespace(model_path=path, load_format="auto"))
+    model = models.inspect_model(argparse.Namespace(model_path=path, load_format="auto"))
     return arguments.complete(flags.parse_engine(rest), rest, HybridConfig(), model)[1]
 
 
@@ -74,7 +74,7 @@ def test_a_model_of_which_a_part_stays_on_the_device_is_refused(
     """SGLang copies an index and the states of n-grams from 0.5.23 on (its `hybrid_pool_assembler.py`)."""
     config = QWEN3_NEXT | {"architectures": [f"{name}ForConditionalGeneration"]}
     write(tmp_path, config)
-    model = preflight.Model(str(tmp_path), config)
+    model = models.Model(str(tmp_path), config)
     namespace = flags.parse_engine(["--model-path", str(tmp_path), "--enable-hierarchical-cache"])
     namespace.radix_cache_backend = None
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.21")
@@ -86,10 +86,10 @@ def test_a_model_of_which_a_part_stays_on_the_device_is_refused(
 
 def test_a_storage_with_one_state_for_all_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank of Kimi-Linear would go on from the state of rank 0 (SGLang's `nixl` before 0.5.23, `hf3fs`)."""
-    kimi = preflight.Model("kimi", QWEN3_NEXT, from_config(PUBLISHED["kimi-linear-48b-a3b"]))
-    qwen = preflight.Model("qwen", QWEN3_NEXT, from_config(PUBLISHED["qwen3-next-80b-a3b"]))
+    kimi = models.Model("kimi", QWEN3_NEXT, from_config(PUBLISHED["kimi-linear-48b-a3b"]))
+    qwen = models.Model("qwen", QWEN3_NEXT, from_config(PUBLISHED["qwen3-next-80b-a3b"]))
 
-    def check(model: preflight.Model, *more: str) -> None:
+    def check(model: models.Model, *more: str) -> None:
         rest = ["--model-path", "kimi", "--enable-hierarchical-cache", "--hicache-mem-layout", "page_first", *more]
         namespace = flags.parse_engine(rest)
         namespace.radix_cache_backend = None
@@ -134,7 +134,7 @@ def test_another_version_is_refused_on_a_cpu(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_a_version_without_our_guards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
     """SGLang's restore ends the scheduler where it finds no slot, or computes on from zeros (docs/upstream.md)."""
-    model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, QWEN3_NEXT)), load_format="auto"))
+    model = models.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, QWEN3_NEXT)), load_format="auto"))
     layout = copies.LAYOUT if on_cpu else "page_first"
     namespace = argparse.Namespace(
         enable_hierarchical_cache=True, disable_radix_cache=False, hicache_ratio=2.0, hicache_size=0,
@@ -157,7 +157,7 @@ def test_states_lie_page_by_page(tmp_path: Path) -> None:
         "hicache_mem_layout": "layer_first", "disaggregation_mode": "null",
     }  # fmt: skip
     for config in (LLAMA, QWEN3_NEXT):
-        model = preflight.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="auto"))
+        model = models.inspect_model(argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="auto"))
         if config is LLAMA:
             checks.check(argparse.Namespace(**settings), model, False)
         else:
@@ -170,6 +170,6 @@ def test_a_policy_that_serves_nothing_from_storage_is_named(tmp_path: Path, poli
     storage = ("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", policy)
     folder = write(tmp_path, QWEN3_NEXT)
     namespace = flags.parse_engine(["--model-path", str(folder), "--enable-hierarchical-cache", *storage])
-    model = preflight.inspect_model(argparse.Namespace(model_path=str(folder), load_format="auto"))
+    model = models.inspect_model(argparse.Namespace(model_path=str(folder), load_format="auto"))
     note = checks.note(namespace, model)
     assert ("best_effort" in note) == told

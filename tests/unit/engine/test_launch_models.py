@@ -14,8 +14,8 @@ from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.served import ARCHITECTURES, Where
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, models, settings
+from sglang_hybrid.engine.launch.models import Model
 from tests.engine.configs import LFM2, QWEN3_NEXT, write
 from tests.unit.engine.test_launch_server import refused
 from tests.versions import since
@@ -42,7 +42,7 @@ def test_a_model_of_unknown_costs_starts_with_the_sizes_given(tmp_path: Path) ->
     rest = ["--model-path", str(write(tmp_path, UNKNOWN))]
     rest += ["--max-total-tokens", "4096", "--max-mamba-cache-size", "64"]
     namespace = flags.parse_engine(rest)
-    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    _, parsed = arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
     assert (parsed.max_total_tokens, parsed.max_mamba_cache_size) == (4096, 64)
 
 
@@ -52,9 +52,9 @@ def test_models_of_a_package_of_ones_own_are_not_looked_for_in_sglang(
     namespace = flags.parse_engine(["--model-path", str(write(tmp_path, {**UNKNOWN, "architectures": ["OursForLM"]}))])
     namespace.load_format = "dummy"
     with pytest.raises(ConfigError, match="this SGLang serves no such architecture"):
-        preflight.inspect_model(namespace)
+        models.inspect_model(namespace)
     monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "our_models")
-    assert preflight.inspect_model(namespace).architecture == "OursForLM"
+    assert models.inspect_model(namespace).architecture == "OursForLM"
 
 
 def test_a_model_whose_configuration_is_damaged_needs_sizes_and_says_why(
@@ -89,9 +89,7 @@ def test_layers_without_cpu_kernels_are_refused_on_a_cpu(
     namespace = argparse.Namespace(model_path=str(write(tmp_path, config)), load_format="dummy")
     with pytest.raises(ConfigError, match=f"on a GPU only.* Qwen3NextForCausalLM, .*: {name}"):
         early.check_model(namespace)
-    monkeypatch.setattr(
-        preflight, "ARCHITECTURES", {**ARCHITECTURES, name: replace(ARCHITECTURES[name], where=Where.CPU)}
-    )
+    monkeypatch.setattr(models, "ARCHITECTURES", {**ARCHITECTURES, name: replace(ARCHITECTURES[name], where=Where.CPU)})
     early.check_model(namespace)
 
 
@@ -121,10 +119,10 @@ def test_nemotron_with_experts_needs_a_gpu(tmp_path: Path) -> None:
         config = {**PUBLISHED[preset], "architectures": ["NemotronHForCausalLM"]}
         model = Model("x", config, from_config(config))
         if served:
-            preflight.check_computable(model)
+            models.check_computable(model)
         else:
             with pytest.raises(ConfigError, match=r"with moe layers .* on a GPU only.*: NemotronHForCausalLM"):
-                preflight.check_computable(model)
+                models.check_computable(model)
 
 
 @pytest.mark.parametrize("more", [{}, {"auto_map": {"AutoConfig": "configuration_zamba2.Zamba2Config"}}])
@@ -139,7 +137,7 @@ def test_a_model_that_only_spec_knows(
 def test_a_model_without_extra_buffer_gets_no_buffer_on_a_cpu(tmp_path: Path) -> None:
     rest = ["--model-path", str(write(tmp_path, LFM2)), "--device", "cpu"]
     namespace = flags.parse_engine(rest)
-    model = preflight.inspect_model(namespace)
+    model = models.inspect_model(namespace)
     chosen = cpu_profile.flags(namespace, HybridConfig(), model.spec, "float32", "Lfm2ForCausalLM")
     assert chosen["mamba_radix_cache_strategy"] == "no_buffer"
     assert chosen["max_total_tokens"] * 256 + chosen["max_mamba_cache_size"] * 512 <= 10**9
@@ -161,4 +159,4 @@ def test_events_of_states_are_refused_before_a_model_is_loaded(monkeypatch: pyte
     channel = early.read(["--kv-events-config", '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'])
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
     with pytest.raises(ConfigError, match=r"--hybrid-state-events needs SGLang 0\.5\.21 or newer.*: 0\.5\.17"):
-        preflight.check_files(HybridConfig(state_events="published"), channel)
+        settings.check_files(HybridConfig(state_events="published"), channel)

@@ -17,8 +17,8 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, preflight, slots
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, models, settings, slots
+from sglang_hybrid.engine.launch.models import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 from tests.versions import since
 
@@ -143,7 +143,7 @@ def test_too_little_memory_for_one_request(
 def test_the_budget_that_is_asked_for_is_enough_and_not_much_more(
     tmp_path: Path, config: dict[str, Any], budget_bytes: int
 ) -> None:
-    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))])).spec
+    spec = models.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))])).spec
     assert spec is not None
     with pytest.raises(ConfigError, match="raise --hybrid-cpu-memory-gb to ") as refusal:
         cpu_profile.sizes(budget_bytes, spec)
@@ -164,7 +164,7 @@ def test_a_budget_that_is_not_used_up_is_told(folder: Path, budget_gb: float, to
     config = HybridConfig(cpu_memory_gb=budget_gb)
     rest = ["--model-path", str(folder)]
     namespace = flags.parse_engine(rest)
-    model = preflight.inspect_model(namespace)
+    model = models.inspect_model(namespace)
     _, parsed = arguments.complete(namespace, rest, config, model)
     note = arguments.unused_memory(parsed, config, model)
     assert (note is not None) is told
@@ -245,25 +245,25 @@ def test_hot_prefixes_must_be_readable(capsys: pytest.CaptureFixture[str], folde
 
 
 def test_a_model_without_recurrent_layers_gets_a_note(tmp_path: Path) -> None:
-    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, LLAMA))]))
+    model = models.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, LLAMA))]))
     assert model.note is not None
     assert "no recurrent layers" in model.note
 
 
 def test_a_hub_name_is_left_to_sglang() -> None:
-    assert preflight.inspect_model(flags.parse_engine(["--model-path", "Org/Model-8B"])) == Model("Org/Model-8B")
+    assert models.inspect_model(flags.parse_engine(["--model-path", "Org/Model-8B"])) == Model("Org/Model-8B")
 
 
 def test_defaults_fill_only_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_MAMBA_CONV_DTYPE", raising=False)
     rest = ["--model-path", str(folder), "--max-total-tokens", "5000", "--attention-backend=torch_native"]
     namespace = flags.parse_engine(rest)
-    final, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    final, parsed = arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
     assert final[: len(rest)] == rest
     assert final.count("--attention-backend") == 0
     assert (parsed.max_total_tokens, parsed.device, parsed.radix_cache_backend) == (5000, "cpu", "hybrid")
     assert (parsed.dtype, parsed.mamba_radix_cache_strategy) == ("float32", "extra_buffer")
-    assert parsed.max_mamba_cache_size * preflight.inspect_model(namespace).spec.checkpoint_bytes <= 5e8
+    assert parsed.max_mamba_cache_size * models.inspect_model(namespace).spec.checkpoint_bytes <= 5e8
     import os
 
     assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "float32"  # the trap of SGLang 0.5.21
@@ -287,7 +287,7 @@ def test_mixed_chunks_and_tracked_states_are_refused(capsys: pytest.CaptureFixtu
         assert "add --mamba-radix-cache-strategy no_buffer: " in line
     for more in (["--mamba-radix-cache-strategy", "no_buffer"], ["--disable-radix-cache"]):
         namespace = flags.parse_engine(rest := [*mixed, *more])
-        model = preflight.inspect_model(namespace)
+        model = models.inspect_model(namespace)
         assert arguments.complete(namespace, rest, HybridConfig(), model)[1].enable_mixed_chunk
 
 
@@ -322,10 +322,10 @@ def test_a_policy_may_evict_the_states_of_running_prompts(
     monkeypatch.delenv(slots.UNLOCK, raising=False)
     rest = ["--model-path", str(folder)]
     namespace = flags.parse_engine(rest)
-    arguments.complete(namespace, rest, HybridConfig(**given), preflight.inspect_model(namespace))  # type: ignore[arg-type]
+    arguments.complete(namespace, rest, HybridConfig(**given), models.inspect_model(namespace))  # type: ignore[arg-type]
     assert slots.unlocked() is unlocked
     monkeypatch.setenv(slots.UNLOCK, "0")
-    arguments.complete(namespace, rest, HybridConfig(**given), preflight.inspect_model(namespace))  # type: ignore[arg-type]
+    arguments.complete(namespace, rest, HybridConfig(**given), models.inspect_model(namespace))  # type: ignore[arg-type]
     assert not slots.unlocked()  # the user's own word
 
 
@@ -336,7 +336,7 @@ def test_a_policy_may_evict_the_states_of_running_prompts(
 def test_event_loops_on_a_cpu(folder: Path, strategy: str, loop: str, disabled: bool) -> None:
     rest = ["--model-path", str(folder), "--mamba-radix-cache-strategy", strategy]
     namespace, config = flags.parse_engine(rest), HybridConfig(cpu_event_loop=loop)
-    _, parsed = arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
+    _, parsed = arguments.complete(namespace, rest, config, models.inspect_model(namespace))
     assert parsed.disable_overlap_schedule is disabled
 
 
@@ -344,11 +344,11 @@ def test_no_buffer_has_no_overlap_loop(folder: Path) -> None:
     rest = ["--model-path", str(folder), "--mamba-radix-cache-strategy", "no_buffer"]
     namespace, config = flags.parse_engine(rest), HybridConfig(cpu_event_loop="overlap")
     with pytest.raises(ConfigError, match="drop --hybrid-cpu-event-loop overlap or add"):
-        arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
+        arguments.complete(namespace, rest, config, models.inspect_model(namespace))
 
 
 def test_sizes_stay_inside_the_budget(folder: Path) -> None:
-    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(folder)])).spec
+    spec = models.inspect_model(flags.parse_engine(["--model-path", str(folder)])).spec
     assert spec is not None
     for budget_bytes in (3_000_000, 10_000_000, 50_000_000, 1_000_000_000):
         tokens, states = cpu_profile.sizes(budget_bytes, spec)
@@ -368,7 +368,7 @@ def test_the_ranks_meet_at_a_port_that_no_connection_is_given(
 ) -> None:
     rest = ["--model-path", str(folder), *more]
     namespace = flags.parse_engine(rest)
-    _, parsed = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    _, parsed = arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
     assert parsed.nccl_port in expected
 
 
@@ -395,6 +395,6 @@ def test_events_of_states_need_a_channel_and_our_cache_alone(
     monkeypatch.setattr(compat, "engine_version", lambda: compat.PRIMARY)  # some refuse a host tier
     config = HybridConfig(state_events="published")
     with pytest.raises(ConfigError, match=message):
-        preflight.check_files(config, early.read(list(line)))
+        settings.check_files(config, early.read(list(line)))
     for line in ([], ["--enable-hierarchical-cache"], ["--disaggregation-mode", "prefill"]):
-        preflight.check_files(config, early.read(["--kv-events-config", CHANNEL, *line]))
+        settings.check_files(config, early.read(["--kv-events-config", CHANNEL, *line]))

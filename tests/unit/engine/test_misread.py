@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
-from sglang_hybrid.engine.launch import arguments, flags, misread, preflight
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch import arguments, flags, misread, models
+from sglang_hybrid.engine.launch.models import Model
 from tests.engine.configs import QWEN3_NEXT, write
 
 FALCON = {**PUBLISHED["falcon-h1-7b"], "architectures": ["FalconH1ForCausalLM"]}
@@ -27,7 +27,7 @@ def complete(folder: Path, *more: str) -> None:
     """What the launcher does with a command line."""
     rest = ["--model-path", str(folder), *more]
     namespace = flags.parse_engine(rest)
-    arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
 
 
 @pytest.mark.parametrize(

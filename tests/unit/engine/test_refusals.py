@@ -19,8 +19,8 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import adapters, arguments, early, flags, preflight, refusals
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch import adapters, arguments, early, flags, models, refusals
+from sglang_hybrid.engine.launch.models import Model
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 EXPERTS = "--enable-return-routed-experts"
@@ -33,7 +33,7 @@ def complete(folder: Path, *more: str, **ours: str) -> None:
     rest = ["--model-path", str(folder), *more]
     namespace = flags.parse_engine(rest)
     config = HybridConfig(**ours)  # type: ignore[arg-type]
-    arguments.complete(namespace, rest, config, preflight.inspect_model(namespace))
+    arguments.complete(namespace, rest, config, models.inspect_model(namespace))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_error_without_words_is_shown_by_its_line(error: ValueError, said: st
     ],
 )
 def test_chunks_that_no_state_is_saved_from(tmp_path: Path, config: dict[str, Any], given: str, why: str) -> None:
-    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))]))
+    model = models.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))]))
     namespace = flags.parse_engine(["--model-path", str(tmp_path), *given.split()])
     with pytest.raises(ConfigError, match=f"{why}$") if why else nullcontext():
         refusals._check_chunks(namespace, model)
@@ -205,7 +205,7 @@ def test_pages_longer_than_the_distance_of_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, page: int, wrong: bool
 ) -> None:
     """A prompt of 400 tokens got the state of 192 filed under 384 with SGLang 0.5.17: it counts chunks by pages."""
-    model = preflight.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, QWEN3_NEXT))]))
+    model = models.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, QWEN3_NEXT))]))
     namespace = flags.parse_engine(["--model-path", str(tmp_path), "--page-size", str(page)])
     monkeypatch.setattr(compat, "engine_version", lambda: version)
     with pytest.raises(ConfigError, match=r"use --page-size 64: 128$") if wrong else nullcontext():
@@ -318,13 +318,13 @@ def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:
     folder = write(tmp_path, {**QWEN3_NEXT, "architectures": ["NobodyForCausalLM"]})
     overrides = json.dumps({"architectures": ["Qwen3NextForCausalLM"], "num_experts": 0})
     words = ["--model-path", str(folder), "--json-model-override-args", overrides]
-    model = preflight.inspect_model(flags.parse_engine(words))
+    model = models.inspect_model(flags.parse_engine(words))
     assert model.spec is not None
     assert "moe" not in model.spec.layer_counts
-    assert preflight.inspect_model(early.read(words)) == model
+    assert models.inspect_model(early.read(words)) == model
     for text, why in (("{a: 1}", "must be a JSON object"), ("[1]", r"must be a JSON object: \[1\]")):
         with pytest.raises(ConfigError, match=why):
-            preflight.inspect_model(early.read([*words[:2], "--json-model-override-args", text]))
+            models.inspect_model(early.read([*words[:2], "--json-model-override-args", text]))
 
 
 ENDS = """

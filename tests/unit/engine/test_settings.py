@@ -11,7 +11,7 @@ from sglang_hybrid import launch_server
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import early, flags, preflight, preparation, slots
+from sglang_hybrid.engine.launch import early, flags, preparation, settings, slots
 from tests.engine.configs import QWEN3_NEXT, write
 
 
@@ -55,7 +55,7 @@ def test_a_file_of_sglangs_settings(folder: Path) -> None:
 def test_a_channel_in_a_file_of_settings(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("kv-events-config: {publisher: zmq}\n")
-    preflight.check_files(HybridConfig(state_events="published"), early.read(["--config", str(file)]))
+    settings.check_files(HybridConfig(state_events="published"), early.read(["--config", str(file)]))
 
 
 def test_abbreviated_ranks(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

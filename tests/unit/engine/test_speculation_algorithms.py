@@ -13,7 +13,7 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import flags, preflight
+from sglang_hybrid.engine.launch import flags, models
 from sglang_hybrid.engine.speculation import algorithms, checks
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
@@ -22,10 +22,10 @@ EAGLE3 = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": Q
 NEWEST = compat.COMPLETE[-1]
 
 
-def asked(folder: Path, algorithm: str, *more: str, config: dict[str, Any] = QWEN3_NEXT) -> tuple[Any, preflight.Model]:
+def asked(folder: Path, algorithm: str, *more: str, config: dict[str, Any] = QWEN3_NEXT) -> tuple[Any, models.Model]:
     path = str(write(folder / "model", config))
     rest = ["--model-path", path, "--device", "cuda", "--speculative-algorithm", algorithm]
-    return flags.parse_engine([*rest, *more]), preflight.Model(path, config, from_config(config))
+    return flags.parse_engine([*rest, *more]), models.Model(path, config, from_config(config))
 
 
 def refusal(folder: Path, algorithm: str, *more: str, on_cpu: bool = False, architecture: str = "") -> str:

@@ -12,7 +12,7 @@ import pytest
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, preflight
+from sglang_hybrid.engine.launch import arguments, cpu_profile, flags, models
 from sglang_hybrid.engine.speculation import checks, drafts
 from tests.engine.configs import LFM2, LLAMA, QWEN3_NEXT, write
 
@@ -28,7 +28,7 @@ def primary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(folder: Path, *more: str, config: object = QWEN3_NEXT) -> None:
     namespace = flags.parse_engine(["--model-path", str(write(folder / "model", config)), "--device", "cuda", *more])
-    checks.check(namespace, preflight.inspect_model(namespace).spec)
+    checks.check(namespace, models.inspect_model(namespace).spec)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_the_launcher_asks(tmp_path: Path) -> None:
     rest += ["--speculative-ngram-max-bfs-breadth", "1"]
     namespace = flags.parse_engine(rest)
     with pytest.raises(ConfigError, match="breadth"):
-        arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+        arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
 
 
 def launch(folder: Path, *more: str, config: dict[str, Any] = QWEN3_NEXT) -> list[str]:
     rest = ["--model-path", str(write(folder / "model", config)), "--device", "cuda", *more]
     namespace = flags.parse_engine(rest)
-    return arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))[0]
+    return arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))[0]
 
 
 def with_head(folder: Path, config: dict[str, Any] = QWEN3_NEXT) -> Path:
@@ -139,7 +139,7 @@ def test_what_drafts_must_be_there(tmp_path: Path, more: tuple[str, ...], remedy
 def test_models_without_a_head_need_a_draft(tmp_path: Path) -> None:
     falcon = {**QWEN3_NEXT, "architectures": ["FalconH1ForCausalLM"]}
     namespace = flags.parse_engine(["--model-path", str(with_head(tmp_path)), *EAGLE])
-    model = preflight.inspect_model(namespace)
+    model = models.inspect_model(namespace)
     with pytest.raises(ConfigError, match="nothing is there that drafts for FalconH1ForCausalLM"):
         drafts.check(namespace, replace(model, config=falcon), on_cpu=False)
 
@@ -149,7 +149,7 @@ def test_a_head_a_draft_and_steps_alone_are_served(tmp_path: Path, monkeypatch: 
     model = with_head(tmp_path)
     rest = ["--model-path", str(model), "--device", "cuda", *EAGLE, "--speculative-num-steps", "3"]
     namespace = flags.parse_engine(rest)
-    final, _ = arguments.complete(namespace, rest, HybridConfig(), preflight.inspect_model(namespace))
+    final, _ = arguments.complete(namespace, rest, HybridConfig(), models.inspect_model(namespace))
     assert final[final.index("--speculative-eagle-topk") + 1] == "1", "steps without a width are a chain"
     launch(tmp_path, *STANDALONE, DRAFT, str(write(tmp_path / "draft", LLAMA)))
     launch(tmp_path, *STANDALONE, DRAFT, "some-organisation/some-model")
@@ -160,16 +160,16 @@ def test_what_a_cpu_cannot_draft_with(tmp_path: Path) -> None:
     model = with_head(tmp_path)
     namespace = flags.parse_engine(["--model-path", str(model), *EAGLE])
     with pytest.raises(ConfigError, match="served on a GPU only"):
-        drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
+        drafts.check(namespace, models.inspect_model(namespace), on_cpu=True)
     namespace = flags.parse_engine(["--model-path", str(model), *STANDALONE, DRAFT, str(model)])
     with pytest.raises(ConfigError, match="attention alone can draft"):
-        drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=True)
-    drafts.check(namespace, preflight.inspect_model(namespace), on_cpu=False)
+        drafts.check(namespace, models.inspect_model(namespace), on_cpu=True)
+    drafts.check(namespace, models.inspect_model(namespace), on_cpu=False)
 
 
 def test_a_cpu_needs_a_version_it_was_run_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace = flags.parse_engine(["--model-path", str(write(tmp_path / "model", QWEN3_NEXT)), *NGRAM])
-    model = preflight.inspect_model(namespace)
+    model = models.inspect_model(namespace)
     drafts.check(namespace, model, on_cpu=True)
     monkeypatch.setattr(compat, "engine_version", lambda: "0.5.17")
     drafts.check(namespace, model, on_cpu=False)
@@ -187,7 +187,7 @@ def test_a_cpus_budget_counts_candidates_and_drafts(tmp_path: Path) -> None:
         chosen = cpu_profile.flags(namespace, config, spec, "float32", "Qwen3NextForCausalLM")
         return chosen["max_total_tokens"], chosen["max_mamba_cache_size"]
 
-    spec = preflight.inspect_model(flags.parse_engine(["--model-path", str(with_head(tmp_path))])).spec
+    spec = models.inspect_model(flags.parse_engine(["--model-path", str(with_head(tmp_path))])).spec
     assert spec is not None
     costs = spec.with_dtypes(kv_dtype="float32", conv_dtype="float32")
     plain_tokens, plain_states = sized()
@@ -202,7 +202,7 @@ def test_a_cpus_budget_counts_candidates_and_drafts(tmp_path: Path) -> None:
 def test_drafts_of_lfm2_are_refused_on_a_cpu(tmp_path: Path) -> None:
     """Their verification is a kernel of SGLang's, and the scheduler ended on it while the server started."""
     namespace = flags.parse_engine(["--model-path", str(write(tmp_path / "model", LFM2)), "--device", "cpu", *NGRAM])
-    model = preflight.inspect_model(namespace)
+    model = models.inspect_model(namespace)
     with pytest.raises(ConfigError, match=r"on a GPU only.*drop it: --speculative-algorithm NGRAM"):
         drafts.check(namespace, model, on_cpu=True)
     drafts.check(namespace, model, on_cpu=False)

@@ -13,7 +13,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.hicache import copies
 from sglang_hybrid.engine.launch.flags import attention_groups
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 
 _FOLDER, _USUAL = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "/tmp/hicache"
 _PAGED = ("page_first", "page_first_direct", "page_first_kv_split")

@@ -6,7 +6,8 @@
 | a GPU or a CPU                                        | platform.py       |
 | what of it can be said before SGLang's imports        | early.py          |
 | does somebody listen on the port, or start on it      | port.py           |
-| can this model start here: folder, files, sizes       | preflight.py      |
+| can this model start here                             | models.py         |
+| can these files and sizes be had                      | settings.py       |
 | is the model folder whole                             | folder.py         |
 | which steps lead to SGLang's start                    | preparation.py    |
 | which arguments does SGLang get                       | arguments.py      |

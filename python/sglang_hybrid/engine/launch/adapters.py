@@ -10,7 +10,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch.flags import attention_groups
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 
 _STACKED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 _OF_EXPERTS = {"gate_up_proj", "down_proj"}

@@ -19,7 +19,7 @@ from sglang_hybrid.engine.launch import (
     slots,
     unsettled,
 )
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 from sglang_hybrid.engine.pools import refusals as elastic
 from sglang_hybrid.engine.segments import refusals as segments
 from sglang_hybrid.engine.speculation import checks as speculation

@@ -13,7 +13,7 @@ from typing import Any
 from sglang_hybrid.core.config import HybridConfig, read_mapping
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.machine import memory_bytes
-from sglang_hybrid.engine.launch import flags, folder, preflight
+from sglang_hybrid.engine.launch import flags, folder, models, settings
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -49,16 +49,16 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 def check(namespace: Any, config: HybridConfig) -> None:
     """Raise ConfigError for a model folder, a tokenizer or a file that cannot be used."""
-    preflight.check_files(config, namespace)
+    settings.check_files(config, namespace)
     if namespace.model_path is not None:
-        preflight.inspect_model(namespace)
+        models.inspect_model(namespace)
         folder.check_tokenizer(namespace)
 
 
 def check_model(namespace: Any) -> None:
     """On a CPU: raise ConfigError for a model that needs a GPU."""
     if namespace.model_path is not None:
-        preflight.check_computable(preflight.inspect_model(namespace))
+        models.check_computable(models.inspect_model(namespace))
 
 
 def check_memory(config: HybridConfig, namespace: Any) -> None:

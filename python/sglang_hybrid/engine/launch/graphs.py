@@ -14,7 +14,7 @@ from typing import Any
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.engine.launch.flags import spelled
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 
 _BACKEND = "cuda_graph_backend_prefill"
 _NONE = "disabled"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import folder as files
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 
 _NEMOTRON_GROUPS = 8
 """Of the B and C projections, where config.json says nothing."""

@@ -58,17 +58,17 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     """
     from sglang_hybrid.engine.frontend.server import looks
     from sglang_hybrid.engine.hicache import checks
-    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots, unsettled
+    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, models, settings, slots, unsettled
     from sglang_hybrid.engine.surface import registration
 
-    preflight.check_files(config, namespace)
-    model = preflight.inspect_model(namespace)
-    preflight.check_model_is_ours(config, model)
+    settings.check_files(config, namespace)
+    model = models.inspect_model(namespace)
+    settings.check_model_is_ours(config, model)
     if platform.on_cpu():  # again: early.read knows no abbreviations
         early.check_ranks(namespace)
         early.check_memory(config, namespace)
     final, namespace = arguments.complete(namespace, rest, config, model)
-    preflight.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
+    settings.check_sizes(namespace, model.spec, slots.per_request_of(namespace))
     notes = (
         model.note,
         arguments.unused_memory(namespace, config, model),

@@ -14,7 +14,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.cpu import sgl_kernel
 from sglang_hybrid.engine.launch import adapters, environment, misread, rust
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 from sglang_hybrid.prefix import policies
 
 _WHOLE = ("Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM")

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.engine.launch.flags import spelled
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 
 FLAGS = {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}
 

@@ -10,7 +10,7 @@ from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import slots
 from sglang_hybrid.engine.launch.flags import attention_groups, spelled
-from sglang_hybrid.engine.launch.preflight import Model
+from sglang_hybrid.engine.launch.models import Model
 from sglang_hybrid.engine.speculation import drafts
 from sglang_hybrid.engine.speculation.checks import candidate_bytes, draft_tokens
 from sglang_hybrid.engine.surface import check as surface

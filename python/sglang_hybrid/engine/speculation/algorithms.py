@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch.preflight import Model, read_config
+from sglang_hybrid.engine.launch.models import Model, read_config
 
 _ON_GPU = ("DFLASH", "DSPARK", "UNO")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.launch.preflight import read_config
+from sglang_hybrid.engine.launch.models import read_config
 
 _BLOCKS = {"DFLASH": 0, "DSPARK": 1}
 """Algorithms that draft a block at once, and how many tokens more than it a verification has."""

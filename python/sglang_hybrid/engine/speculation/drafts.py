@@ -9,7 +9,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import folder as files
-from sglang_hybrid.engine.launch.preflight import Model, read_config
+from sglang_hybrid.engine.launch.models import Model, read_config
 from sglang_hybrid.engine.speculation import algorithms
 
 _HEADS = ("Qwen3Next", "Qwen3_5", "NemotronH")

@@ -173,7 +173,7 @@ USES: tuple[Use, ...] = (
     Use("srt.plugins.hook_registry:HookRegistry", IMPORT, "surface.registration", EVERY),
     Use("srt.plugins.hook_registry:HookType", IMPORT, "surface.registration", EVERY),
     # Looked up by name.
-    Use("srt.models", NAME, "launch.preflight", LAUNCHER),
+    Use("srt.models", NAME, "launch.models", LAUNCHER),
     Use("srt.platforms", NAME, "launch.doctor", LAUNCHER),
     Use("srt.utils.common", NAME, "launch.leftovers", EVERY),
     Use("srt.plugins", NAME, "launch.doctor", LAUNCHER),
