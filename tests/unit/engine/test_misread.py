@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
-from sglang_hybrid.engine.launch import arguments, flags, misread, models
+from sglang_hybrid.engine.launch import arguments, flags, models
 from sglang_hybrid.engine.launch.models import Model
+from sglang_hybrid.engine.launch.refusals import misread
 from tests.engine.configs import QWEN3_NEXT, write
 
 FALCON = {**PUBLISHED["falcon-h1-7b"], "architectures": ["FalconH1ForCausalLM"]}

@@ -19,8 +19,9 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.spec import from_config
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import adapters, arguments, early, flags, models, refusals
+from sglang_hybrid.engine.launch import arguments, early, flags, models
 from sglang_hybrid.engine.launch.models import Model
+from sglang_hybrid.engine.launch.refusals import adapters, architectures, cache, servers
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 
 EXPERTS = "--enable-return-routed-experts"
@@ -121,10 +122,10 @@ def test_data_parallel_attention_needs_states_that_fit_the_layers(name: str, gro
     namespace = argparse.Namespace(**{"enable_dp_attention": False, "dp_size": 1, **groups})
     model = Model("m", {"architectures": [name]})
     if not why or name == "Qwen3NextForCausalLM":
-        refusals._check_groups(namespace, model)
+        architectures._check_groups(namespace, model)
         return
     with pytest.raises(ConfigError, match=f"no data-parallel attention for {name}.*: {why}$"):
-        refusals._check_groups(namespace, model)
+        architectures._check_groups(namespace, model)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_groups_of_ranks_get_what_is_for_all_of_them_together(given: dict[str, A
     namespace = argparse.Namespace(**{"enable_dp_attention": True, "dp_size": 2, **given})
     model = Model("m", {"architectures": ["Qwen3NextForCausalLM"]})
     if not asked:
-        refusals._check_groups(namespace, model)
+        architectures._check_groups(namespace, model)
         return
     with pytest.raises(ConfigError, match=f"hangs or answers with a part of the new weights; drop: {asked}$"):
-        refusals._check_groups(namespace, model)
+        architectures._check_groups(namespace, model)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -159,7 +160,7 @@ def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise ModuleNotFoundError(name)
         return None
 
-    monkeypatch.setattr(refusals, "find_spec", find)
+    monkeypatch.setattr(servers, "find_spec", find)
     folder = write(tmp_path, QWEN3_NEXT)
     if there:
         complete(folder, "--enable-trace")
@@ -195,7 +196,7 @@ def test_chunks_that_no_state_is_saved_from(tmp_path: Path, config: dict[str, An
     model = models.inspect_model(flags.parse_engine(["--model-path", str(write(tmp_path, config))]))
     namespace = flags.parse_engine(["--model-path", str(tmp_path), *given.split()])
     with pytest.raises(ConfigError, match=f"{why}$") if why else nullcontext():
-        refusals._check_chunks(namespace, model)
+        cache._check_chunks(namespace, model)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_pages_longer_than_the_distance_of_states(
     namespace = flags.parse_engine(["--model-path", str(tmp_path), "--page-size", str(page)])
     monkeypatch.setattr(compat, "engine_version", lambda: version)
     with pytest.raises(ConfigError, match=r"use --page-size 64: 128$") if wrong else nullcontext():
-        refusals._check_chunks(namespace, model)
+        cache._check_chunks(namespace, model)
 
 
 @pytest.mark.parametrize(
@@ -306,12 +307,12 @@ def test_sglang_s_order_where_sglang_evicts(tmp_path: Path) -> None:
 def test_models_that_sglang_cannot_cut(name: str, tied: bool, why: str) -> None:
     model = Model("m", {"architectures": [name], "tie_word_embeddings": tied})
     one, two = (flags.parse_engine(["--model-path", "m", "--pp-size", size]) for size in "12")
-    refusals._check_stages(one, model)
+    architectures._check_stages(one, model)
     if not why:
-        refusals._check_stages(two, model)
+        architectures._check_stages(two, model)
         return
     with pytest.raises(ConfigError, match=why):
-        refusals._check_stages(two, model)
+        architectures._check_stages(two, model)
 
 
 def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:

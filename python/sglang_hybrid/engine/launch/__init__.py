@@ -1,31 +1,30 @@
 """What runs before SGLang starts, in the launcher: bad input ends here, with exit status 2.
 
-| question                                              | where             |
-|-------------------------------------------------------|-------------------|
-| which words of the command line are ours              | flags.py          |
-| a GPU or a CPU                                        | platform.py       |
-| what of it can be said before SGLang's imports        | early.py          |
-| does somebody listen on the port, or start on it      | port.py           |
-| can this model start here                             | models.py         |
-| can these files and sizes be had                      | settings.py       |
-| is the model folder whole                             | folder.py         |
-| which steps lead to SGLang's start                    | preparation.py    |
-| which arguments does SGLang get                       | arguments.py      |
-| which defaults suit a plain CPU                       | cpu_profile.py    |
-| which environment variables does a start set          | environment.py    |
-| how many state slots does a request take              | slots.py          |
-| who chooses how states are cached if SGLang does not  | unsettled.py      |
-| may a prefill be captured as a CUDA graph             | graphs.py         |
-| which arguments would SGLang end on, or answer wrong  | refusals.py       |
-| which models does SGLang read otherwise               | misread.py        |
-| what do adapters, pairs and the server in Rust need   | adapters.py, disaggregation.py, rust.py |
-| what does the operating system let a server have      | limits.py, writable.py |
-| how do its children begin, and who watches replicas   | children.py, replicas.py |
-| which model is it, whatever it is called              | fingerprint.py    |
-| what do SIGTERM and Ctrl-C do                         | stop.py           |
-| which files go when a server ends                     | leftovers.py      |
-| what becomes of an engine in somebody's own process   | embedded.py       |
-| what is wrong with this environment                   | doctor.py         |
-| which packages import, and how to mend others         | packages.py       |
-| what does a running server say of its cache           | status.py         |
+| question                                             | where                      |
+|------------------------------------------------------|----------------------------|
+| which steps lead to SGLang's start                   | preparation.py             |
+| which words of the command line are ours             | flags.py                   |
+| a GPU or a CPU                                       | platform.py                |
+| what of it can be said before SGLang's imports       | early.py                   |
+| does somebody listen on the port, or start on it     | port.py                    |
+| can this model start here                            | models.py                  |
+| can these files and sizes be had                     | settings.py                |
+| is the model folder whole                            | folder.py                  |
+| which arguments does SGLang get                      | arguments.py               |
+| which defaults suit a plain CPU                      | cpu_profile.py             |
+| which environment variables does a start set         | environment.py             |
+| how many state slots does a request take             | slots.py                   |
+| who chooses how states are cached if SGLang does not | unsettled.py               |
+| may a prefill be captured as a CUDA graph            | graphs.py                  |
+| which arguments would SGLang end on, or answer wrong | refusals/                  |
+| what do pairs and the server in Rust need            | disaggregation.py, rust.py |
+| what does the operating system let a server have     | limits.py, writable.py     |
+| how do its children begin, and who watches replicas  | children.py, replicas.py   |
+| which model is it, whatever it is called             | fingerprint.py             |
+| what do SIGTERM and Ctrl-C do                        | stop.py, interrupts.py     |
+| which files go when a server ends                    | leftovers.py               |
+| what becomes of an engine in somebody's own process  | embedded.py                |
+| what is wrong with this environment                  | doctor.py                  |
+| which packages import, and how to mend others        | packages.py                |
+| what does a running server say of its cache          | status.py                  |
 """
