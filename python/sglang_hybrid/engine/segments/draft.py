@@ -144,37 +144,13 @@ def build(
 
 
 def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
-    own, own_rows, made = len(draft.own), len(draft.rows), len(draft.cold)
+    own, made = len(draft.own), len(draft.cold)
     cold_tokens = [n for _, _, n, _, _ in draft.cold]
     bounds = list(accumulate((*draft.rows, *cold_tokens), initial=0))
     wide = [*draft.wide, *cold_tokens]
     chunk = SHORT_CHUNK if not made and max(draft.rows, default=0) <= SHORT_ROW else CHUNK
-    chunks = list(accumulate((-(-(b - a) // chunk) for a, b in pairwise(bounds)), initial=0))
-    lists: _Lists = {
-        "take": draft.take,
-        "positions": draft.positions,
-        "extra": draft.extra,
-        "plain": draft.plain,
-        "plain_at": draft.plain_rows,
-        "linear": [*draft.own, *(place for _, start, n, _, _ in draft.cold for place in range(start, start + n))],
-        "bounds": bounds,
-        "of_request": [0, *draft.row_ends, *range(own_rows + 1, own_rows + made + 1)],
-        "states": [*draft.states, *[-1] * made],
-        "jump": [*draft.jump, *[-1] * made],
-        "wide": list(accumulate(wide, initial=0)),
-        "behind": [*draft.behind, *[-1] * made],
-        "after": [*draft.after, *[-1] * made],
-        "last": draft.last,
-        "last_states": draft.last_states,
-        "own_bounds": draft.own_bounds,
-        "own_positions": draft.own_positions,
-        "cells": np.concatenate(draft.cells),
-        "cell_bounds": list(accumulate(draft.cell_counts, initial=0)),
-        "chunks": [chunks[row] for row, _, _ in draft.inside],
-        "windows": [at for _, end, _ in draft.inside for at in range(end - window, end)],
-        "finals": [state for state, _ in draft.finals],
-    }
     moved = {"early": draft.moves[False], "late": draft.moves[True]}
+    lists = _run(draft, bounds, wide, chunk, window)
     for name, moves in moved.items():
         lists |= _moved(name, moves)
     at = _send(lists | _made(draft, window), device)
@@ -206,6 +182,36 @@ def _sent(draft: _Draft, window: int, device: torch.device) -> PassBatch:
         at["take"], at["extra"], at["positions"], draft.lengths, at["plain"], draft.plain_rows, at["plain_at"], linear,
         attended, early, late, making, saves,
     )  # fmt: skip
+
+
+def _run(draft: _Draft, bounds: list[int], wide: list[int], chunk: int, window: int) -> _Lists:
+    """Of the tokens that run: `bounds` are those of rows, the made segments' behind the requests' own."""
+    rows, made = len(draft.rows), len(draft.cold)
+    chunks = list(accumulate((-(-(b - a) // chunk) for a, b in pairwise(bounds)), initial=0))
+    return {
+        "take": draft.take,
+        "positions": draft.positions,
+        "extra": draft.extra,
+        "plain": draft.plain,
+        "plain_at": draft.plain_rows,
+        "linear": [*draft.own, *(place for _, start, n, _, _ in draft.cold for place in range(start, start + n))],
+        "bounds": bounds,
+        "of_request": [0, *draft.row_ends, *range(rows + 1, rows + made + 1)],
+        "states": [*draft.states, *[-1] * made],
+        "jump": [*draft.jump, *[-1] * made],
+        "wide": list(accumulate(wide, initial=0)),
+        "behind": [*draft.behind, *[-1] * made],
+        "after": [*draft.after, *[-1] * made],
+        "last": draft.last,
+        "last_states": draft.last_states,
+        "own_bounds": draft.own_bounds,
+        "own_positions": draft.own_positions,
+        "cells": np.concatenate(draft.cells),
+        "cell_bounds": list(accumulate(draft.cell_counts, initial=0)),
+        "chunks": [chunks[row] for row, _, _ in draft.inside],
+        "windows": [at for _, end, _ in draft.inside for at in range(end - window, end)],
+        "finals": [state for state, _ in draft.finals],
+    }
 
 
 def _made(draft: _Draft, window: int) -> _Lists:

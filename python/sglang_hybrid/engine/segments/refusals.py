@@ -76,6 +76,10 @@ def check(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
         )
     if namespace.kv_cache_dtype not in _DTYPES:
         raise _refusal("scaled keys cannot be turned", f"--kv-cache-dtype {namespace.kv_cache_dtype}")
+    _check_model(namespace, config, spec)
+
+
+def _check_model(namespace: Any, config: HybridConfig, spec: ModelSpec | None) -> None:
     if spec is None or not spec.kv_bytes_per_token or not spec.is_recurrent:
         raise _refusal("this model is not known to have both KV and recurrent states", namespace.model_path)
     if spec.is_beside:
