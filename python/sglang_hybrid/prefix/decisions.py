@@ -34,6 +34,9 @@ from sglang_hybrid.prefix.tree.tokens import Tokens, as_tokens, common_prefix
 
 _PREFILLING = 64
 
+_HISTORY_TOKENS = 32_000_000
+"""Of prompts that are remembered, and at most of the shadow's tree."""
+
 
 class Decisions:
     """History, admission and eviction of one cache under `policy`, one of its own or a name (`policies.find`).
@@ -46,7 +49,6 @@ class Decisions:
         self,
         model: ModelSpec,
         policy: str | Policy = policies.DEFAULT,
-        history_tokens: int = 32_000_000,
         where: Places = ANYWHERE,
         guarded: bool = True,
     ) -> None:
@@ -54,9 +56,8 @@ class Decisions:
         self.model, self.policy = model, chosen
         self._admission = chosen.admission()
         self.table = ReuseTable(PRIORS)
-        self.history = History(self.table, max_tokens=history_tokens, context_tokens=model.context_tokens)
+        self.history = History(self.table, max_tokens=_HISTORY_TOKENS, context_tokens=model.context_tokens)
         self._where = where
-        self._history_tokens = history_tokens
         self.guard: Guard | None = None
         if guarded and chosen.guarded:
             self.guard = Guard(model.kv_bytes_per_token, model.checkpoint_bytes)
@@ -160,8 +161,8 @@ class Decisions:
     def _offer(self, guard: Guard, request: Request, positions: list[int]) -> None:
         shadow = guard.shadow
         request.shadow = shadow.save(request.key, [at + 1 for at in sorted(positions)], request.shadow)
-        if shadow.tree.kv_tokens > self._history_tokens:
-            shadow.fit(kv_tokens=self._history_tokens)
+        if shadow.tree.kv_tokens > _HISTORY_TOKENS:
+            shadow.fit(kv_tokens=_HISTORY_TOKENS)
 
     def saved(self, request: Request, positions: list[int]) -> None:
         """States of the request at `positions` are cached now, or would be if they had not been there."""
