@@ -24,7 +24,7 @@ from sglang_hybrid.engine.series import CALLS, ELASTIC, EVENTS, POOLS, SERIES, S
 from sglang_hybrid.memory.sizing import segment_layout
 from sglang_hybrid.prefix.misses import REASONS
 from sglang_hybrid.segment.index import Counts
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 from tests.unit.engine.surface_scan import PACKAGE
 
 LABELS = {"model_name": "a/b", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}

@@ -25,8 +25,8 @@ from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.index import COLD, EVICTED, Costs, SegmentIndex
 from sglang_hybrid.segment.keys import Identity
 from sglang_hybrid.segment.slabs import Cut
-from tests.unit.engine.exchanging import application
 from tests.unit.engine.frontend.rendering import QWEN, tokenizer
+from tests.unit.engine.segments.exchanging import application
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 

@@ -18,7 +18,7 @@ from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.local import name
 from sglang_hybrid.engine.frontend.segments.peers import PARCEL, PROBE
 from sglang_hybrid.engine.segments import hooks, listing
-from tests.unit.engine.exchanging import IDS, Composer, application, exchange, model, static
+from tests.unit.engine.segments.exchanging import IDS, Composer, application, exchange, model, static
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 

@@ -16,7 +16,7 @@ from sglang_hybrid.engine.frontend.segments.files import Files
 from sglang_hybrid.engine.frontend.segments.peers import Parcel
 from sglang_hybrid.engine.frontend.segments.questions import ask
 from sglang_hybrid.engine.segments import hooks, listing
-from tests.unit.engine.exchanging import IDS, Composer, exchange, static
+from tests.unit.engine.segments.exchanging import IDS, Composer, exchange, static
 
 pytestmark = pytest.mark.skipif(not compat.complete(), reason="segments are refused before the start with this SGLang")
 

@@ -18,7 +18,7 @@ from sglang_hybrid.engine.pools.arena import Arena
 from sglang_hybrid.engine.pools.ranks import Group
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
-from tests.unit.engine.arenas import Copies, FailingHost, opened
+from tests.unit.engine.pools.arenas import Copies, FailingHost, opened
 
 KINDS = st.sampled_from([KV, STATE])
 RANK = st.integers(0, 1)

@@ -11,7 +11,7 @@ import pytest
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import disaggregation, doctor, early
 from sglang_hybrid.engine.pairs import nixl
-from tests.unit.engine.test_doctor_packages import in_broken
+from tests.unit.engine.launch.test_doctor_packages import in_broken
 
 ON_CPU = {"UCX_TLS": "tcp,self"}
 NO_LIBRARY = ImportError("libibverbs.so.1: cannot open shared object file: No such file or directory")

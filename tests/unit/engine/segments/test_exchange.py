@@ -23,8 +23,8 @@ from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.engine.segments.weights import digest
 from sglang_hybrid.segment.geometry import Seams
 from sglang_hybrid.segment.keys import Identity
-from tests.unit.engine.arenas import opened
-from tests.unit.engine.exchanging import CPU, IDS, SHAPES, TOKENS, Composer, exchange, model, static
+from tests.unit.engine.pools.arenas import opened
+from tests.unit.engine.segments.exchanging import CPU, IDS, SHAPES, TOKENS, Composer, exchange, model, static
 
 
 def sent(one: Exchange, other: Exchange, ids: list[int] = IDS, **changed: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.launch import arguments, cpu_profile, early, flags, models, settings
 from sglang_hybrid.engine.launch.models import Model
 from tests.engine.configs import LFM2, QWEN3_NEXT, write
-from tests.unit.engine.test_launch_server import refused
+from tests.unit.engine.launch.test_launch_server import refused
 from tests.versions import since
 
 UNKNOWN = {**QWEN3_NEXT, "architectures": ["Ernie4_5_ForCausalLM"], "model_type": "of_next_year"}

@@ -17,7 +17,7 @@ from sglang_hybrid.engine.launch.status import ADVICE
 from sglang_hybrid.engine.pools import telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.misses import REASONS
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 
 
 class Pages(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from sglang_hybrid.engine.pools.memory import ElasticMemory
 from sglang_hybrid.memory.claims import Claims
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 
 
 class Short(HostDriver):

@@ -147,7 +147,7 @@ def test_serve_sends_to_doctor(module: str) -> None:
 
 
 def test_the_versions_are_those_of_the_setup() -> None:
-    script = (Path(__file__).parents[3] / "scripts" / "setup").read_text()
+    script = (Path(__file__).parents[4] / "scripts" / "setup").read_text()
     primary = script.split("\nprimary=")[1].split("\n")[0]
     installed = script.replace('"sglang==$sglang"', f"sglang=={primary}")
     assert packages.remedy("sglang").removesuffix(".").split("--no-deps ")[1] in installed

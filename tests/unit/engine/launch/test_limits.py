@@ -13,7 +13,7 @@ import pytest
 from sglang_hybrid.core import process
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.launch import early, limits
-from tests.unit.engine.test_early import LAUNCH
+from tests.unit.engine.launch.test_early import LAUNCH
 
 
 def with_files(soft: int, hard: int, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

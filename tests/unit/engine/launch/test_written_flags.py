@@ -13,7 +13,7 @@ from sglang_hybrid.engine.launch import flags
 from tests.unit.docker.test_deploy import CONTAINER, service
 from tests.unit.docker.test_docker_files import only
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OF_COMMANDS = {"--url", "--memory-gb", "--model", "--capacity-gb", "--policy", "--simulate", "--states"}
 """Of `sglang-hybrid doctor`, `spec`, `simulate` and `replay`."""
 

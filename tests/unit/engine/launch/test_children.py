@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.support import eventually
-from tests.unit.engine.test_stop import gone
+from tests.unit.engine.launch.test_stop import gone
 
 LAUNCHER = """
 import multiprocessing, os, signal, sys, threading, time

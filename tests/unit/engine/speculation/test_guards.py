@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sglang_hybrid.engine import compat
 from sglang_hybrid.engine.speculation import guards
-from tests.unit.engine.speculating import Case, Simulation, outcome, settings
+from tests.unit.engine.speculation.speculating import Case, Simulation, outcome, settings
 
 CORRECTED = tuple(map(int, compat.engine_version().split(".")[:3])) >= (0, 5, 23)
 """Whether SGLang itself has corrected what it did with 0.5.23."""

@@ -20,7 +20,7 @@ from sglang_hybrid.engine.pools import hooks
 from sglang_hybrid.engine.pools.copies import FromDevice, send
 from sglang_hybrid.memory.sizing import KV, STATE
 from tests.clock import LogicalClock
-from tests.unit.engine.arenas import Copies, FailingHost, opened
+from tests.unit.engine.pools.arenas import Copies, FailingHost, opened
 
 COUNTS = st.integers(1, 40)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.pools.evictable import EvictableColumns
 from sglang_hybrid.memory.sizing import KV
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 
 PAGE = 4
 WHICH = st.integers(0, 1 << 20)

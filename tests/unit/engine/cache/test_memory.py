@@ -24,7 +24,7 @@ from sglang_hybrid.engine.pools.memory import ElasticMemory, memory_of
 from sglang_hybrid.engine.pools.telemetry import Telemetry
 from sglang_hybrid.memory.sizing import STATE
 from sglang_hybrid.prefix.pools import PoolKind
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 
 SPEC = preset("qwen3.5-35b-a3b")
 

@@ -12,7 +12,7 @@ from sglang_hybrid.device.host import HostDriver
 from sglang_hybrid.engine.segments import room
 from sglang_hybrid.engine.segments.store import Shapes, Store
 from sglang_hybrid.memory.sizing import SEGMENT
-from tests.unit.engine.arenas import opened
+from tests.unit.engine.pools.arenas import opened
 
 CPU = torch.device("cpu")
 
