@@ -51,9 +51,14 @@ def cut(custom_params: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
 
 
 def lost_breakpoints(custom_params: Any) -> int:
-    """How many marks of the request have no place in its prompt; a client can say anything here, but nothing large."""
-    lost = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0
-    return lost if type(lost) is int and 0 < lost <= MOST_POSITIONS else 0
+    """How many marks of the request have no place in its prompt."""
+    return counted(custom_params, LOST, MOST_POSITIONS)
+
+
+def counted(custom_params: Any, key: str, most: int) -> int:
+    """The number under `key`, 0 if there is none from 1 to `most`: a client can say anything here, nothing large."""
+    count = custom_params.get(key, 0) if isinstance(custom_params, dict) else 0
+    return count if type(count) is int and 0 < count <= most else 0
 
 
 def first_message(tokens: np.ndarray, ends: Iterable[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.cache.boundaries import counted
 from sglang_hybrid.segment.geometry import MOST_SEGMENTS, Range, checked
 
 KEY = "segments"
@@ -38,6 +39,5 @@ def ahead(custom_params: Any) -> bool:
 
 
 def lost(custom_params: Any) -> int:
-    """How many marks became plain text; a client can say anything here, but nothing large."""
-    count = custom_params.get(LOST, 0) if isinstance(custom_params, dict) else 0
-    return count if type(count) is int and 0 < count <= MOST_SEGMENTS else 0
+    """How many marks became plain text."""
+    return counted(custom_params, LOST, MOST_SEGMENTS)
