@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from sglang_hybrid.core.config import HybridConfig
+from sglang_hybrid.engine.doctor.status import ADVICE
 from sglang_hybrid.engine.launch import flags
-from sglang_hybrid.engine.launch.status import ADVICE
 from sglang_hybrid.engine.series import EVENTS, SERIES
 from sglang_hybrid.prefix.misses import REASONS
 

@@ -27,7 +27,7 @@ from sglang_hybrid.demo import model
 LAUNCH = "import runpy; runpy.run_module('sglang_hybrid.launch_server', run_name='__main__', alter_sys=True)"
 KINDS = {
     "copies": LAUNCH,
-    "spawned": "from sglang_hybrid.engine.launch import children; children.copy_instead_of_spawn = lambda: 0; "
+    "spawned": "from sglang_hybrid.engine.processes import children; children.copy_instead_of_spawn = lambda: 0; "
     + LAUNCH,
 }
 

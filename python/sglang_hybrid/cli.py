@@ -117,9 +117,9 @@ def _cpu_sizes(budget_bytes: int, spec: ModelSpec) -> tuple[int, int]:
 def _doctor(arguments: list[str]) -> int:
     options = _doctor_parser().parse_args(arguments)
     if options.url is None:
-        from sglang_hybrid.engine.launch import doctor
+        from sglang_hybrid.engine.doctor import installation
 
-        findings = doctor.examine()
+        findings = installation.examine()
     else:
         from sglang_hybrid.cluster import status
         from sglang_hybrid.engine.pools import remote

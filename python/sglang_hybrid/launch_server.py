@@ -19,7 +19,8 @@ from sglang_hybrid.core.process import (
     lose_lines_quietly,
     take_care_of_files,
 )
-from sglang_hybrid.engine.launch import children, platform, stop
+from sglang_hybrid.engine.launch import platform
+from sglang_hybrid.engine.processes import children, stop
 from sglang_hybrid.plugin import activate_platform
 
 _GRPC = ("grpc_mode", "smg_grpc_mode")

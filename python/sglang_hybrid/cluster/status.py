@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sglang_hybrid.engine.launch.doctor import Finding
+from sglang_hybrid.engine.doctor.installation import Finding
 
 PREFIX = "sglang_hybrid_router_"
 _SERIES = re.compile(rf'^{PREFIX}(\w+)(?:\{{worker="(.*)"\}})? (\S+)$', re.MULTILINE)

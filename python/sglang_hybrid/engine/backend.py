@@ -12,7 +12,8 @@ from typing import Any
 from sglang_hybrid.core.config import ENVIRONMENT_KEY, HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine import report
-from sglang_hybrid.engine.launch import disaggregation, platform, rust, stop
+from sglang_hybrid.engine.launch import disaggregation, platform, rust
+from sglang_hybrid.engine.processes import stop
 from sglang_hybrid.engine.surface import registration
 
 NAME = "hybrid"

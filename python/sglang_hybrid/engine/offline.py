@@ -9,7 +9,8 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import early, embedded, flags, preparation
+from sglang_hybrid.engine.launch import early, flags, preparation
+from sglang_hybrid.engine.processes import embedded
 
 _PREFIX = "hybrid_"
 

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_hybrid import __version__, cli
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.launch import doctor
+from sglang_hybrid.engine.doctor import installation
 from sglang_hybrid.engine.surface import check
 from sglang_hybrid.engine.surface.rows import EVERY, IMPORT, Use
 
@@ -79,7 +79,7 @@ def test_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_doctor_reads_a_list_of_plugins_as_sglang_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_PLUGINS", "another, sglang_hybrid")
-    assert doctor._entry_points().problem is None
+    assert installation._entry_points().problem is None
 
 
 def test_doctor_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_doctor_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_findings_read_as_one_line() -> None:
-    assert str(doctor.Finding("memory", "1 GB", "buy more")) == (
+    assert str(installation.Finding("memory", "1 GB", "buy more")) == (
         "PROBLEM  memory             1 GB\n         -> buy more"
     )
 

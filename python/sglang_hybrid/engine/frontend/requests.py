@@ -22,7 +22,7 @@ from sglang_hybrid.engine.frontend.validation.arrival import require_arrival, se
 from sglang_hybrid.engine.frontend.validation.ids import require_own
 from sglang_hybrid.engine.frontend.validation.processors import require_readable
 from sglang_hybrid.engine.frontend.validation.prompt import require_embeds, require_prompt
-from sglang_hybrid.engine.launch import embedded
+from sglang_hybrid.engine.processes import embedded
 
 logger = logging.getLogger(__name__)
 

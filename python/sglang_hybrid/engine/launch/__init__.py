@@ -19,12 +19,7 @@
 | which arguments would SGLang end on, or answer wrong | refusals/                  |
 | what do pairs and the server in Rust need            | disaggregation.py, rust.py |
 | what does the operating system let a server have     | limits.py, writable.py     |
-| how do its children begin, and who watches replicas  | children.py, replicas.py   |
 | which model is it, whatever it is called             | fingerprint.py             |
-| what do SIGTERM and Ctrl-C do                        | stop.py, interrupts.py     |
-| which files go when a server ends                    | leftovers.py               |
-| what becomes of an engine in somebody's own process  | embedded.py                |
-| what is wrong with this environment                  | doctor.py                  |
-| which packages import, and how to mend others        | packages.py                |
-| what does a running server say of its cache          | status.py                  |
+
+How its processes begin, are watched and end is in ../processes; what is wrong with an environment, in ../doctor.
 """

@@ -8,8 +8,8 @@ import urllib.request
 from http.client import HTTPException
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import status
-from sglang_hybrid.engine.launch.doctor import Finding
+from sglang_hybrid.engine.doctor import status
+from sglang_hybrid.engine.doctor.installation import Finding
 from sglang_hybrid.engine.series import ELASTIC
 
 Figures = dict[tuple[str, str], float]

@@ -120,7 +120,7 @@ HOOKS: tuple[Hook, ...] = (
         Hook(_ADAPTERS + name, "AROUND", "cpu.adapters:by_head_rows", SCHEDULER, "cpu")
         for name in ("run_lora_a_sgemm", "run_lora_b_sgemm")
     ),
-    Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "launch.stop:without_signals", EVERY, "cpu"),
+    Hook("srt.utils.common:parse_lscpu_topology", "AROUND", "processes.stop:without_signals", EVERY, "cpu"),
     Hook(
         _LATENT_METHOD,
         "AFTER",

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from sglang_hybrid.engine.frontend.server import drain, looks
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
 from tests.versions import since

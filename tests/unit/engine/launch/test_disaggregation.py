@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import disaggregation, doctor, early
+from sglang_hybrid.engine.doctor import installation
+from sglang_hybrid.engine.launch import disaggregation, early
 from sglang_hybrid.engine.pairs import nixl
-from tests.unit.engine.launch.test_doctor_packages import in_broken
+from tests.unit.engine.doctor.test_doctor_packages import in_broken
 
 ON_CPU = {"UCX_TLS": "tcp,self"}
 NO_LIBRARY = ImportError("libibverbs.so.1: cannot open shared object file: No such file or directory")
@@ -47,7 +48,7 @@ def test_a_library_that_it_links_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
         disaggregation.require("mooncake_tcp")
     with pytest.raises(ConfigError, match=r"NIXL, .* run pip install --no-deps --force-reinstall nixl==1.5.1"):
         disaggregation.require("nixl")
-    finding = doctor._transfer()
+    finding = installation._transfer()
     assert "apt-get install -y libibverbs1" in str(finding.problem)
     disaggregation.require("fake")
 

@@ -18,7 +18,8 @@ from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.engine import offline
 from sglang_hybrid.engine.cache import captured
-from sglang_hybrid.engine.launch import embedded, flags, preparation
+from sglang_hybrid.engine.launch import flags, preparation
+from sglang_hybrid.engine.processes import embedded
 from sglang_hybrid.engine.surface import registration
 from tests.engine.configs import LLAMA, QWEN3_NEXT, write
 

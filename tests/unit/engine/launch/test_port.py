@@ -33,7 +33,8 @@ sys.stdin.read()
 COPY = """
 import multiprocessing, os, signal, sys, time
 from sglang_hybrid.core.process import announce_parent
-from sglang_hybrid.engine.launch import children, port
+from sglang_hybrid.engine.launch import port
+from sglang_hybrid.engine.processes import children
 
 def work(ready):
     ready.send("up")

@@ -331,7 +331,7 @@ def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:
 ENDS = """
 import os, subprocess
 from sglang.srt.utils.common import kill_process_tree
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
 stop.end_with_status(kill_process_tree, os.getpid())
 """

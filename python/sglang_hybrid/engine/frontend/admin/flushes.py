@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from sglang_hybrid.engine.frontend.segments import parallel
-from sglang_hybrid.engine.launch import embedded
+from sglang_hybrid.engine.processes import embedded
 
 
 async def all_of_them(original: Callable[..., Any], communicator: Any, message: Any) -> Any:

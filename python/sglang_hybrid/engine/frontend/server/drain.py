@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from sglang_hybrid.engine.frontend.server import looks
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 
 logger = logging.getLogger(__name__)
 

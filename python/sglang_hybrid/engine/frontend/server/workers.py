@@ -45,7 +45,7 @@ def enter(board: str) -> int:
     """
     from sglang.srt.plugins import load_plugins
 
-    from sglang_hybrid.engine.launch import stop
+    from sglang_hybrid.engine.processes import stop
     from sglang_hybrid.engine.surface import registration
 
     stop.repeat_missed()

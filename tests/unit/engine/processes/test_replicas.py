@@ -15,7 +15,9 @@ import pytest
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import early, replicas, status
+from sglang_hybrid.engine.doctor import status
+from sglang_hybrid.engine.launch import early
+from sglang_hybrid.engine.processes import replicas
 
 
 def sizes(replicas: int = 1, stages: int = 1, enable_dp_attention: bool = False) -> SimpleNamespace:
@@ -86,7 +88,7 @@ def test_other_processes_have_no_replicas() -> None:
 LOADING = """
 import multiprocessing, os, signal, sys, time
 from types import SimpleNamespace
-from sglang_hybrid.engine.launch import replicas
+from sglang_hybrid.engine.processes import replicas
 
 def launch(controller):
     reader, writer = multiprocessing.Pipe(duplex=False)

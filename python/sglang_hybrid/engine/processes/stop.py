@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from sglang_hybrid.core import process
-from sglang_hybrid.engine.launch import leftovers
+from sglang_hybrid.engine.processes import leftovers
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell gives it."""

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from sglang_hybrid.engine import backend
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 from tests.engine.support import eventually
 
 
@@ -57,7 +57,7 @@ def a_container_can_be_had() -> bool:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_first_process_of_a_container_ends_too(number: signal.Signals, status: int) -> None:
     """The kernel drops a signal that would end it: its children were killed, and it went on."""
-    code = "import time; from sglang_hybrid.engine.launch import stop\nwith stop.quick_end():\n"
+    code = "import time; from sglang_hybrid.engine.processes import stop\nwith stop.quick_end():\n"
     code += " print('up', flush=True); time.sleep(30)"
     with subprocess.Popen([*CONTAINER, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -78,7 +78,7 @@ def test_a_child_outlives_signals_to_the_group_and_can_repeat_them() -> None:
     """The worker's own handler, which comes later, sees what came before it; once."""
     script = """
 import os, signal
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 from tests.engine.support import eventually
 stop.leave_to_parent()
 os.kill(os.getpid(), signal.SIGINT)
@@ -99,7 +99,7 @@ def test_a_child_that_is_still_starting_holds_signals_back(tmp_path: Path) -> No
     main = tmp_path / "launcher.py"
     main.write_text("""
 import multiprocessing, os, signal, sys, time
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 
 if __name__ == "__mp_main__":
     time.sleep(0.5)
@@ -124,7 +124,7 @@ def test_ctrl_c_is_not_lost_in_the_import_of_what_ends_the_children() -> None:
     """A handler that fails raises in whatever it interrupted, and imports like to go on without what failed."""
     script = """
 import os, signal, sys
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 with stop.quick_end():
     for name in ("Process", "NoSuchProcess"):
         delattr(sys.modules["psutil"], name)
@@ -148,7 +148,7 @@ def gone(pid: int) -> bool:
 def test_ctrl_c_takes_the_children_along() -> None:
     script = """
 import os, signal, subprocess
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 from tests.engine.support import eventually
 with stop.quick_end():
     print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
@@ -171,7 +171,7 @@ def test_a_signal_during_the_start_leaves_no_file(tmp_path: Path, before: str, s
     number, _, ignored = before.partition(" ")
     script = f"""
 import os, signal
-from sglang_hybrid.engine.launch import leftovers, stop
+from sglang_hybrid.engine.processes import leftovers, stop
 signal.signal(signal.SIGHUP, signal.SIG_IGN if {bool(ignored)} else signal.SIG_DFL)
 with stop.quick_end():
     leftovers._mine.append((os.getpid(), {str(tmp_path / "socket")!r}))
@@ -188,7 +188,7 @@ def test_a_server_that_cannot_go_on_ends_wherever_its_output_goes(streams: str) 
     """It went on without its children: what is raised in a handler of a signal is only logged by an event loop."""
     script = f"""
 import os, sys
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 there, pipe = os.pipe()
 os.close(there)
 full = os.open("/dev/full", os.O_WRONLY)
@@ -208,7 +208,7 @@ finally:
 def test_a_server_that_kills_itself_says_whether_it_was_told_to_stop(asked: bool, status: int) -> None:
     script = f"""
 import os
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 stop.asked.set({asked})
 stop.end_with_status(lambda *_, **__: None, os.getpid())
 """
@@ -218,7 +218,7 @@ stop.end_with_status(lambda *_, **__: None, os.getpid())
 def test_a_closed_terminal_is_not_for_the_children() -> None:
     script = """
 import os, signal
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 with stop.held_back():
     os.kill(os.getpid(), signal.SIGHUP)
     stop.leave_to_parent()
@@ -234,7 +234,7 @@ import signal
 from types import SimpleNamespace
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 def ends(number, frame): pass
 signal.signal(signal.SIGQUIT, ends)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup

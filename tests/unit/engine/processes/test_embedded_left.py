@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.launch import embedded
+from sglang_hybrid.engine.processes import embedded
 
 
 async def said() -> AsyncIterator[str]:
@@ -76,5 +76,5 @@ def test_a_server_hears_of_it_from_sglang() -> None:
 def test_sglangs_requests_are_waited_for_through_it() -> None:
     from sglang_hybrid.engine.surface.hooks import HOOKS
 
-    rows = {hook.target for hook in HOOKS if hook.function == "launch.embedded:hear"}
+    rows = {hook.target for hook in HOOKS if hook.function == "processes.embedded:hear"}
     assert rows == {"srt.managers.tokenizer_manager:TokenizerManager._wait_one_response"}

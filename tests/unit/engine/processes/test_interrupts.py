@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.launch.interrupts import Interruptible
+from sglang_hybrid.engine.processes.interrupts import Interruptible
 
 
 def ctrl_c() -> None:

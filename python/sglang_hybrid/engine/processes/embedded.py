@@ -22,8 +22,9 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from sglang_hybrid.core.errors import ConfigError, EngineDied
-from sglang_hybrid.engine.launch import flags, leftovers, replicas, stop
-from sglang_hybrid.engine.launch.interrupts import Interruptible
+from sglang_hybrid.engine.launch import flags
+from sglang_hybrid.engine.processes import leftovers, replicas, stop
+from sglang_hybrid.engine.processes.interrupts import Interruptible
 
 _GONE_S, _LOOK_S = 10.0, 0.05
 """For processes that were killed to be gone, and their memory with them; between two looks."""

@@ -13,7 +13,8 @@ from sglang_hybrid import __version__
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.machine import memory_bytes
 from sglang_hybrid.core.process import allow_files
-from sglang_hybrid.engine.launch import disaggregation, limits, packages, platform, writable
+from sglang_hybrid.engine.doctor import packages
+from sglang_hybrid.engine.launch import disaggregation, limits, platform, writable
 from sglang_hybrid.engine.surface.rows import full_name
 from sglang_hybrid.prefix import FORM
 

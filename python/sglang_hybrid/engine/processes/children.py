@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.core.process import collect_as_usual, die_with_announced_parent
-from sglang_hybrid.engine.launch import port, stop
+from sglang_hybrid.engine.launch import port
+from sglang_hybrid.engine.processes import stop
 
 _TASKS = Path("/proc/self/task")
 _SURVIVES = "jemalloc_bg_thd"

@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from sglang_hybrid.core.process import bound
-from sglang_hybrid.engine.launch import replicas
+from sglang_hybrid.engine.processes import replicas
 from tests.engine.support import PATIENCE_S, eventually
 
 BOUND = """
 import multiprocessing, sys, threading, time
 from sglang_hybrid.core.process import die_with_parent
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 
 def serve(told):
     die_with_parent()
@@ -59,7 +59,7 @@ def test_children_of_a_thread_live_as_long_as_the_process(tmp_path: Any) -> None
 
 IMPORTING = """
 import multiprocessing, os, signal, sys, time
-from sglang_hybrid.engine.launch import stop
+from sglang_hybrid.engine.processes import stop
 
 if __name__ == "__mp_main__":  # a child that still imports, as those of SGLang do for seconds
     print(os.getpid(), flush=True)

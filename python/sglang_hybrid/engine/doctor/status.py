@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sglang_hybrid.engine.launch.doctor import Finding
+from sglang_hybrid.engine.doctor.installation import Finding
 
 ADVICE = {
     "never_seen": "new text; what changes, such as a date or a name, belongs behind what is shared",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import packages
+from sglang_hybrid.engine.doctor import packages
 from sglang_hybrid.engine.pools import remote
 
 BREAK = """
@@ -43,7 +43,7 @@ sys.meta_path.insert(0, Refuse())
 importlib.metadata.version = version
 
 from sglang_hybrid import cli, launch_server
-from sglang_hybrid.engine.launch import packages
+from sglang_hybrid.engine.doctor import packages
 
 packages.shutil = SimpleNamespace(which=lambda _: None)  # no GPU
 if place == "wheel":

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.engine.support import eventually
-from tests.unit.engine.launch.test_stop import gone
+from tests.unit.engine.processes.test_stop import gone
 
 LAUNCHER = """
 import multiprocessing, os, signal, sys, threading, time
 from sglang_hybrid.core.process import announce_parent, die_with_announced_parent
-from sglang_hybrid.engine.launch import children, stop
+from sglang_hybrid.engine.processes import children, stop
 
 if __name__ == "__mp_main__":
     stop.leave_to_parent()
@@ -76,7 +76,7 @@ def test_a_child_is_a_copy_only_where_that_is_safe(tmp_path: Path, before: str, 
 THREADS = """
 import multiprocessing, os
 from sglang_hybrid.core.process import announce_parent
-from sglang_hybrid.engine.launch import children
+from sglang_hybrid.engine.processes import children
 
 children.keep_one_thread()
 import torch

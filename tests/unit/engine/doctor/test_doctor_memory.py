@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sglang_hybrid import cli
 from sglang_hybrid.device.host import HostDriver
-from sglang_hybrid.engine.launch.status import ADVICE
+from sglang_hybrid.engine.doctor.status import ADVICE
 from sglang_hybrid.engine.pools import telemetry
 from sglang_hybrid.memory.sizing import KV, STATE
 from sglang_hybrid.prefix.misses import REASONS

@@ -17,8 +17,8 @@ import zmq
 
 from sglang_hybrid import EngineDied
 from sglang_hybrid.core.errors import ConfigError
-from sglang_hybrid.engine.launch import embedded, stop
-from sglang_hybrid.engine.launch.interrupts import Interruptible
+from sglang_hybrid.engine.processes import embedded, stop
+from sglang_hybrid.engine.processes.interrupts import Interruptible
 from tests.engine.support import PATIENCE_S, eventually
 
 SLEEP = ["sleep", "3600"]

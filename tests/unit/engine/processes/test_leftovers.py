@@ -16,7 +16,7 @@ import pytest
 from sglang.srt.distributed.device_communicators.shm_broadcast import MessageQueue
 from sglang.srt.utils import common
 
-from sglang_hybrid.engine.launch import leftovers
+from sglang_hybrid.engine.processes import leftovers
 
 
 def test_the_memory_between_ranks_has_no_name_once_all_have_it_open() -> None:
@@ -63,7 +63,7 @@ NOTES = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from sglang_hybrid.engine.launch import leftovers
+from sglang_hybrid.engine.processes import leftovers
 
 def note(name):
     file = Path(os.environ["TMPDIR"], name)
