@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_hybrid.core.spec import ModelSpec
-from sglang_hybrid.engine.cache.prefill_states import PrefillStates
+from sglang_hybrid.engine.cache.passes.prefill_states import PrefillStates
 from sglang_hybrid.engine.hicache.copies import IO_BACKEND, LAYOUT
 from sglang_hybrid.plugin import activate_platform
 from tests.clock import LogicalClock

@@ -226,7 +226,8 @@ def _rank(plan: Plan, rank: int, server_args: Any, port_args: Any, results: Any)
 
 def put_in(fault: str) -> None:
     """Bring a fault back that was mended, or one of its kind, to see that the day finds it."""
-    from sglang_hybrid.engine.cache import clock, forward, hooks
+    from sglang_hybrid.engine.cache import clock, hooks
+    from sglang_hybrid.engine.cache.passes import forward
 
     if fault == "slots set aside":
         hooks.set_aside = lambda original, slots, count: original(slots, count)

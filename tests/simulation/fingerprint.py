@@ -170,8 +170,8 @@ class FingerprintModel:
 
     def _track_states(self, rows: list[Row]) -> None:
         """Copy the states that SGLang's metadata and ours want of this pass to the slots they name."""
-        from sglang_hybrid.engine.cache import forward
-        from sglang_hybrid.engine.cache.prefill_states import chunk_tokens
+        from sglang_hybrid.engine.cache.passes import forward
+        from sglang_hybrid.engine.cache.passes.prefill_states import chunk_tokens
 
         metadata, chunk = self._linear.forward_metadata, chunk_tokens(self._linear)
         if type(self._linear).__name__ == "Mamba2AttnBackend":  # one grid of chunks over the whole batch

@@ -21,7 +21,7 @@ from tests.simulation.short_convolution import FingerprintConvolutions
 
 def fingerprint_of(runner: Any) -> FingerprintModel:
     """What takes the place of the layers of the model in `runner`."""
-    from sglang_hybrid.engine.cache.prefill_states import is_short_convolution, linear_backend
+    from sglang_hybrid.engine.cache.passes.prefill_states import is_short_convolution, linear_backend
 
     return (FingerprintConvolutions if is_short_convolution(linear_backend(runner)) else FingerprintModel)(runner)
 

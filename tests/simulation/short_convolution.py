@@ -25,7 +25,7 @@ class FingerprintConvolutions(FingerprintModel):
 
     def _track_states(self, rows: list[Row]) -> None:
         """Cut the windows that our hook wants of this pass, out of what its convolution is given."""
-        from sglang_hybrid.engine.cache import windows
+        from sglang_hybrid.engine.cache.passes import windows
 
         if windows._cuts is None:
             return

@@ -12,10 +12,11 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat, publish
-from sglang_hybrid.engine.cache import clock, hooks, kernels, metrics, prefill_states
+from sglang_hybrid.engine.cache import clock, hooks, metrics
 from sglang_hybrid.engine.cache.checkpoint_slots import CheckpointSlots
 from sglang_hybrid.engine.cache.coordinator import CacheCoordinator, Rules
 from sglang_hybrid.engine.cache.memory import Parts, StaticMemory
+from sglang_hybrid.engine.cache.passes import kernels, prefill_states
 from sglang_hybrid.engine.cache.victims import Victims
 from sglang_hybrid.engine.hicache import checks
 from sglang_hybrid.engine.hicache.tier import HostTier, TieredVictims

@@ -13,7 +13,7 @@ from sglang_hybrid.engine.cache import requests
 from sglang_hybrid.engine.cache.boundaries import first_message, last_message, lost_breakpoints, named
 from sglang_hybrid.engine.cache.hints import named_hints
 from sglang_hybrid.engine.cache.memory import Memory, Parts
-from sglang_hybrid.engine.cache.prefill_states import PrefillStates
+from sglang_hybrid.engine.cache.passes.prefill_states import PrefillStates
 from sglang_hybrid.engine.cache.requests import Tracked, tracked
 from sglang_hybrid.engine.cache.victims import end_tokens
 from sglang_hybrid.engine.compat import state_of

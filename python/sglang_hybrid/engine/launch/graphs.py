@@ -2,7 +2,8 @@
 
 Those of most models run between the pieces of such a graph, by the index sets of the running pass. Those of a few are
 captured with the index sets of the capture, which are freed by the next one: the first request ends the server, or is
-answered wrongly (docs/upstream.md). A model of the hub is not known here; `cache.captured` sees to it in the scheduler.
+answered wrongly (docs/upstream.md). A model of the hub is not known here; `cache.passes.captured` sees to it in the
+scheduler.
 """
 
 from __future__ import annotations

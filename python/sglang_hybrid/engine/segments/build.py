@@ -12,9 +12,9 @@ from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward as cache_forward
-from sglang_hybrid.engine.cache import prefill_states
 from sglang_hybrid.engine.cache.memory import Memory
+from sglang_hybrid.engine.cache.passes import forward as cache_forward
+from sglang_hybrid.engine.cache.passes import prefill_states
 from sglang_hybrid.engine.pools import ranks
 from sglang_hybrid.engine.pools.memory import ElasticMemory
 from sglang_hybrid.engine.segments import forward, room, rope, schedule

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.prefill_states import is_by_channel
+from sglang_hybrid.engine.cache.passes.prefill_states import is_by_channel
 from sglang_hybrid.engine.segments.attention import AttentionPass
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.composer import Composer

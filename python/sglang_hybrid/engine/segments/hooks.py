@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_hybrid.core.config import HybridConfig
 from sglang_hybrid.engine.cache.hooks import coordinator_of
-from sglang_hybrid.engine.cache.prefill_states import is_in_graph, linear_backend
+from sglang_hybrid.engine.cache.passes.prefill_states import is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import tracked
 from sglang_hybrid.engine.segments import forward, heads, schedule
 from sglang_hybrid.engine.segments.composer import Composer

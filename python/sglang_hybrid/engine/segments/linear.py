@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.convolution import in_sizes
+from sglang_hybrid.engine.cache.passes.convolution import in_sizes
 from sglang_hybrid.engine.segments import stages
 from sglang_hybrid.engine.segments.batch import PassBatch
 from sglang_hybrid.engine.segments.operators import Operators

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_hybrid.engine.cache.convolution import SIZES
+from sglang_hybrid.engine.cache.passes.convolution import SIZES
 from sglang_hybrid.engine.segments import linear
 from sglang_hybrid.engine.segments.attention import WIDEST, seen
 from sglang_hybrid.engine.segments.draft import CHUNK, SHORT_CHUNK

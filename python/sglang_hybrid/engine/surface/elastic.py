@@ -65,7 +65,7 @@ ELASTIC: tuple[Hook, ...] = (
     Hook(
         _ATTENTION + "mamba.causal_conv1d:_causal_conv1d_fn_triton",
         "AROUND",
-        "cache.convolution:in_sizes",
+        "cache.passes.convolution:in_sizes",
         SCHEDULER,
         "elastic",
     ),

@@ -146,7 +146,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         "srt.arg_groups.overrides:mamba_cache_chunk_size",
         "AROUND",
-        "cache.prefill_states:whole_chunks",
+        "cache.passes.prefill_states:whole_chunks",
         EVERY,
         since="0.5.21",
     ),
@@ -197,42 +197,46 @@ HOOKS: tuple[Hook, ...] = (
         before="0.5.18",
     ),
     Hook("srt.managers.tp_worker:TpModelWorker.get_worker_info", "AFTER", "cache.hooks:admissible", SCHEDULER),
-    Hook("srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.forward:carry", SCHEDULER),
-    Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
-    Hook(_KDA + "KDAAttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
+    Hook(
+        "srt.model_executor.forward_batch_info:ForwardBatch.init_new", "AFTER", "cache.passes.forward:carry", SCHEDULER
+    ),
+    Hook(_GDN + "GDNAttnBackend.init_forward_metadata", "AFTER", "cache.passes.forward:extend", SCHEDULER),
+    Hook(_KDA + "KDAAttnBackend.init_forward_metadata", "AFTER", "cache.passes.forward:extend", SCHEDULER),
     Hook(
         _PREFILL_GRAPH,
         "AFTER",
-        "cache.forward:outside_a_graph",
+        "cache.passes.forward:outside_a_graph",
         SCHEDULER,
     ),
     Hook(
         "srt.model_executor.model_runner_components.layer_setup:compute_attention_and_moe_layers",
         "AFTER",
-        "cache.captured:leave_out",
+        "cache.passes.captured:leave_out",
         SCHEDULER,
     ),
     Hook(
         _LINEAR + "short_conv_backend:ShortConvAttnBackend.init_forward_metadata",
         "AFTER",
-        "cache.windows:plan",
+        "cache.passes.windows:plan",
         SCHEDULER,
     ),
     *(
-        Hook(f"srt.models.{module}:causal_conv1d_fn", "AROUND", "cache.windows:save", SCHEDULER)
+        Hook(f"srt.models.{module}:causal_conv1d_fn", "AROUND", "cache.passes.windows:save", SCHEDULER)
         for module in ("lfm2", "lfm2_moe")
     ),
     Hook(
         "srt.models.lfm2_moe:fused_lfm_short_conv_prefill",
         "AROUND",
-        "cache.windows:save_fused",
+        "cache.passes.windows:save_fused",
         SCHEDULER,
         since="0.5.21",
     ),
-    Hook(_NGRAMS + "Qwen4ExpPLELayer._short_conv", "AFTER", "cache.ngrams:save_inputs", SCHEDULER, since="0.5.21"),
-    Hook(_NGRAMS + "_commit_ple_batch", "AFTER", "cache.ngrams:save_tokens", SCHEDULER, since="0.5.21"),
-    Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.forward:extend", SCHEDULER),
-    Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.forward:mix", SCHEDULER),
+    Hook(
+        _NGRAMS + "Qwen4ExpPLELayer._short_conv", "AFTER", "cache.passes.ngrams:save_inputs", SCHEDULER, since="0.5.21"
+    ),
+    Hook(_NGRAMS + "_commit_ple_batch", "AFTER", "cache.passes.ngrams:save_tokens", SCHEDULER, since="0.5.21"),
+    Hook(_MAMBA + "Mamba2AttnBackend.init_forward_metadata", "AFTER", "cache.passes.forward:extend", SCHEDULER),
+    Hook(_MAMBA + "Mamba2AttnBackend.forward", "AROUND", "cache.passes.forward:mix", SCHEDULER),
     Hook(_STREAMER + "get_cached_tokens_details", "AFTER", "cache.hooks:details", SCHEDULER),
     Hook(
         "srt.mem_cache.allocator.mamba:MambaSlotAllocator.alloc_group_begin",
@@ -246,10 +250,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "scheduler.released:refuse", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "scheduler.idle:hold", SCHEDULER),
     Hook("srt.managers.scheduler:Scheduler.process_input_requests", "BEFORE", "cache.clock:take_stamps", SCHEDULER),
-    Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.kernels:copy", SCHEDULER),
-    Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.kernels:keep", SCHEDULER),
-    Hook(_KDA + "KDAKernelDispatcher.extend", "AROUND", "cache.kernels:keep_by_channel", SCHEDULER),
-    Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.kernels:roll", SCHEDULER),
+    Hook("srt.mem_cache.memory_pool:MambaPool.copy_from", "AROUND", "cache.passes.kernels:copy", SCHEDULER),
+    Hook(_GDN + "GDNKernelDispatcher.extend", "AROUND", "cache.passes.kernels:keep", SCHEDULER),
+    Hook(_KDA + "KDAKernelDispatcher.extend", "AROUND", "cache.passes.kernels:keep_by_channel", SCHEDULER),
+    Hook(_MAMBA + "MambaAttnBackendBase._track_mamba_state_extend", "AFTER", "cache.passes.kernels:roll", SCHEDULER),
     Hook(
         "srt.observability.metrics_collector:SchedulerMetricsCollector.init_new",
         "AFTER",

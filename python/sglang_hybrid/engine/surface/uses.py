@@ -26,7 +26,7 @@ USES: tuple[Use, ...] = (
     Use("benchmark:serving", IMPORT, "bench_serving", CLIENT),
     Use("benchmark.serving:calculate_metrics", ASSIGNED, "bench_serving", CLIENT),
     Use("launch_server:run_server", IMPORT, "launch_server", LAUNCHER),
-    Use("srt.arg_groups.overrides:model_config_of", IMPORT, "cache.prefill_states", EVERY, since="0.5.21"),
+    Use("srt.arg_groups.overrides:model_config_of", IMPORT, "cache.passes.prefill_states", EVERY, since="0.5.21"),
     Use("srt.arg_groups.overrides:resolving_view", IMPORT, "compat", EVERY, since="0.5.21"),
     Use(
         "srt.arg_groups.overrides:supports_mamba_cache_extra_buffer", IMPORT, "cpu.extra_buffer", SCHEDULER, when="cpu"
@@ -47,7 +47,7 @@ USES: tuple[Use, ...] = (
         SCHEDULER,
         when="segments",
     ),
-    Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.prefill_states", SCHEDULER),
+    Use("srt.layers.attention.mamba.mamba2_metadata:ForwardMetadata", IMPORT, "cache.passes.prefill_states", SCHEDULER),
     Use("srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", IMPORT, "cache.hooks", SCHEDULER),
     Use("srt.managers.io_struct:ReleaseMemoryOccupationReqOutput", IMPORT, "scheduler.released pools.hooks", SCHEDULER),
     Use("srt.managers.io_struct:AbortReq", IMPORT, "scheduler.released", SCHEDULER),
@@ -207,7 +207,7 @@ USES: tuple[Use, ...] = (
     Use(
         "srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase._translate_mamba_indices",
         PRIVATE,
-        "cache.forward cache.windows",
+        "cache.passes.forward cache.passes.windows",
         SCHEDULER,
     ),
     Use(

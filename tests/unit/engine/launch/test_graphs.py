@@ -17,7 +17,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.core.presets import PUBLISHED
 from sglang_hybrid.core.served import ARCHITECTURES
 from sglang_hybrid.engine import offline
-from sglang_hybrid.engine.cache import captured
+from sglang_hybrid.engine.cache.passes import captured
 from sglang_hybrid.engine.launch import flags, preparation
 from sglang_hybrid.engine.processes import embedded
 from sglang_hybrid.engine.surface import registration

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.passes import forward
 from sglang_hybrid.engine.speculation.heads import loses_input
 
 

@@ -17,7 +17,7 @@ def test_chunk_of_the_text_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.configs.nano_nemotron_vl import NemotronH_Omni_Reasoning_V3_Config
     from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 
-    from sglang_hybrid.engine.cache.prefill_states import whole_chunks
+    from sglang_hybrid.engine.cache.passes.prefill_states import whole_chunks
 
     text = {"chunk_size": 128, "hidden_size": 64, "num_attention_heads": 2, "hybrid_override_pattern": "M*"}
     vision = {"args": {"model": "vit_huge_patch16_224"}, "auto_map": {}, "preferred_resolution": [512, 512]}

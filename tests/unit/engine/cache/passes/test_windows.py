@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from sglang_hybrid.engine.cache import forward, windows
+from sglang_hybrid.engine.cache.passes import forward, windows
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
-from tests.unit.engine.cache.test_prefill_rows import Extending
+from tests.unit.engine.cache.passes.test_prefill_rows import Extending
 
 WIDTH, CHANNELS = 2, 5
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward
-from sglang_hybrid.engine.cache.prefill_states import is_by_channel, linear_backend
+from sglang_hybrid.engine.cache.passes import forward
+from sglang_hybrid.engine.cache.passes.prefill_states import is_by_channel, linear_backend
 from sglang_hybrid_kernels import dispatch
 
 

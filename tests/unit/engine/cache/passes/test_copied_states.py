@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hybrid.engine.cache import kernels
+from sglang_hybrid.engine.cache.passes import kernels
 from tests.unit.engine.peak import Peak
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward, kernels, prefill_states
+from sglang_hybrid.engine.cache.passes import forward, kernels, prefill_states
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 from sglang_hybrid.engine.cpu import kda
 from sglang_hybrid_kernels import warm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hybrid.engine.cache.convolution import SIZES, in_sizes
+from sglang_hybrid.engine.cache.passes.convolution import SIZES, in_sizes
 
 triton_ = importlib.import_module("sglang.kernels.ops.mamba.causal_conv1d_triton")
 ahead_of_time = importlib.import_module("benchmarks.kernels.compile")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.passes import forward
 from sglang_hybrid.engine.cache.requests import Checkpoint
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hybrid.engine.cache import forward
+from sglang_hybrid.engine.cache.passes import forward
 
 
 def save_inputs(_: Any, layer: Any, x: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache import forward, kernels, ngrams
-from tests.unit.engine.cache.test_prefill_rows import Backend, a_pass, triton
+from sglang_hybrid.engine.cache.passes import forward, kernels, ngrams
+from tests.unit.engine.cache.passes.test_prefill_rows import Backend, a_pass, triton
 from tests.versions import since
 
 pytestmark = since("0.5.21", "Qwen4-Exp")

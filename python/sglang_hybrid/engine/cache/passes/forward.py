@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.cache.prefill_states import chunk_tokens, is_by_channel, is_in_graph, linear_backend
+from sglang_hybrid.engine.cache.passes.prefill_states import chunk_tokens, is_by_channel, is_in_graph, linear_backend
 from sglang_hybrid.engine.cache.requests import Checkpoint, tracked
 from sglang_hybrid.engine.speculation.heads import loses_input
 
