@@ -8,18 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.prefix.eviction.candidates import Candidates
 from sglang_hybrid.prefix.pools import PoolKind
 from sglang_hybrid.prefix.replay import replay
 from tests.engine.prompts import prompts, words
 from tests.engine.resume import TieredTree
 from tests.engine.support import Client, Reference, ask, cached, misses
 from tests.engine.test_cache_tree import sequences
-from tests.engine.tree import scores
+from tests.engine.tree import compare_victims
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("ignore::Warning:sglang")]
 OURS = pytest.mark.skipif(not compat.complete(), reason="other versions are refused")
@@ -55,26 +53,14 @@ def test_the_victim_is_the_lowest_score_of_its_tier(policy: str) -> None:
     """Fed only what changed, the indices of both tiers give what scoring everything in the pool anew gives."""
     rng, tree = random.Random(1), TieredTree(policy, tokens=1500, states=12, host_ratio=2, more_pools=(PoolKind.BYTES,))
     assert tree.coordinator is not None
-    victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
     compared = Counter[PoolKind]()
     for _ in range(250):
         tree.clock.advance(rng.uniform(0, 20))
         tree.insert(sequences(rng, 1))
         tree.resume(sequences(rng, 1))
         tree.step()
-        victims.sync(core)
-        for pool in victims._known:
-            nodes = [core._node_arena[i] for i in victims._known[pool]]
-            if len(nodes) < 2:
-                continue
-            batch = Candidates.of(victims.price(core, pool, node) for node in nodes)
-            expected = scores(decisions, pool, batch, tree.clock.now())
-            chosen = victims.next(core, pool, tree.clock.now(), set())
-            victims.touch(chosen)  # it stays
-            mine = expected[[node.id for node in nodes].index(chosen.id)]
-            assert mine <= np.min(expected) * (1 + 1e-9) + 1e-300
-            compared[pool] += 1
-    assert min(compared[pool] for pool in victims._known) > 100
+        compared.update(compare_victims(tree))
+    assert min(compared[pool] for pool in tree.coordinator.victims._known) > 100
 
 
 @OURS

@@ -224,6 +224,30 @@ def state_events(cache: Any) -> Any:
     return StateEvents(cache)
 
 
+def compare_victims(tree: Any) -> list[Any]:
+    """Ask the indices of every pool for a victim: scoring all of its candidates anew must give it too. The pools."""
+    import numpy as np
+
+    from sglang_hybrid.prefix.eviction.candidates import Candidates
+
+    victims, decisions, core = tree.coordinator.victims, tree.coordinator.decisions, tree.core
+    compared = []
+    victims.sync(core)
+    for pool in victims._known:
+        nodes = [core._node_arena[i] for i in victims._known[pool]]
+        if len(nodes) < 2:
+            continue
+        batch = Candidates.of(victims.price(core, pool, node) for node in nodes)
+        expected = scores(decisions, pool, batch, tree.clock.now())
+        chosen = victims.next(core, pool, tree.clock.now(), set())
+        assert chosen is not None
+        victims.touch(chosen)  # it stays
+        mine = expected[[node.id for node in nodes].index(chosen.id)]
+        assert mine <= np.min(expected) * (1 + 1e-9) + 1e-300
+        compared.append(pool)
+    return compared
+
+
 def scores(decisions: Any, pool: Any, batch: Any, now: float) -> Any:
     """What the definition of the policy says of a batch of candidates of `pool`: the lowest leaves first."""
     from sglang_hybrid.prefix.decisions import priced
