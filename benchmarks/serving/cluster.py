@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks import provenance
 from benchmarks.serving.load import percentiles
-from benchmarks.serving.servers import ENVIRONMENT, chunks, flush, text
+from benchmarks.serving.servers import ENVIRONMENT, at_times, chunks, flush, text
 from sglang_hybrid.core.process import free_port
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -119,16 +119,7 @@ def ask(url: str, prompt: str) -> Row:
 
 
 def replay(url: str, asked: list[tuple[float, str]]) -> list[Row]:
-    begin = time.perf_counter() + 0.5
-
-    def send(row: tuple[float, str]) -> Row:
-        time.sleep(max(0.0, begin + row[0] - time.perf_counter()))
-        late = time.perf_counter() - begin - row[0]
-        done = ask(url, row[1])
-        return {**done, "ttft_s": late + done["ttft_s"]}
-
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(send, asked))
+    return at_times([start for start, _ in asked], lambda number: ask(url, asked[number][1]), len(asked))
 
 
 class Router:

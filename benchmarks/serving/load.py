@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import provenance
 from benchmarks.serving import contention
 from benchmarks.serving.contention import SIZES, started
-from benchmarks.serving.servers import Client
+from benchmarks.serving.servers import Client, at_times
 from sglang_hybrid.core.spec import ModelSpec
 from sglang_hybrid.demo import model
 
@@ -46,16 +46,12 @@ def ask(client: Client, row: Row) -> Row:
 def replay(client: Client, rows: list[Row], starts: np.ndarray) -> list[Row]:
     """Send the prompts of `rows` at `starts` (seconds from now); one row of times and cached tokens per prompt."""
     client.flush()
-    begin = time.perf_counter() + 0.5
 
     def send(number: int) -> Row:
-        time.sleep(max(0.0, begin + starts[number] - time.perf_counter()))
-        late = time.perf_counter() - begin - starts[number]
         answer = ask(client, rows[number])
-        return {"ttft_s": late + answer["ttft_s"], "cached_tokens": answer["cached_tokens"]}
+        return {"ttft_s": answer["ttft_s"], "cached_tokens": answer["cached_tokens"]}
 
-    with ThreadPoolExecutor(64) as pool:
-        return list(pool.map(send, range(len(rows))))
+    return at_times(starts.tolist(), send, 64)
 
 
 def ideal(rows: list[Row], starts: np.ndarray, line: tuple[float, float], spec: ModelSpec) -> list[float]:

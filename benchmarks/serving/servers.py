@@ -8,7 +8,8 @@ import random
 import statistics
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -126,3 +127,17 @@ def median_of(pairs: list[float]) -> dict[str, float]:
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
     return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
+
+
+def at_times(starts: Sequence[float], ask: Callable[[int], dict[str, Any]], threads: int) -> list[dict[str, Any]]:
+    """What `ask(number)` gives if called at `starts[number]`, in seconds from now; its `ttft_s` counts from there."""
+    begin = time.perf_counter() + 0.5
+
+    def send(number: int) -> dict[str, Any]:
+        time.sleep(max(0.0, begin + starts[number] - time.perf_counter()))
+        late = time.perf_counter() - begin - starts[number]
+        done = ask(number)
+        return {**done, "ttft_s": late + done["ttft_s"]}
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(send, range(len(starts))))
