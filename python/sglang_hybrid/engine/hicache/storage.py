@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend.server.looks import ENVIRONMENT_KEY as SERVER
 from sglang_hybrid.engine.launch.fingerprint import ENVIRONMENT_KEY as FINGERPRINT
 from sglang_hybrid.engine.launch.fingerprint import QUANTIZED_KEY
+from sglang_hybrid.engine.launch.server_name import ENVIRONMENT_KEY as SERVER
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile

@@ -20,6 +20,7 @@
 | what do pairs and the server in Rust need            | disaggregation.py, rust.py |
 | what does the operating system let a server have     | limits.py, writable.py     |
 | which model is it, whatever it is called             | fingerprint.py             |
+| which server is it, at this start                    | server_name.py             |
 
 How its processes begin, are watched and end is in ../processes; what is wrong with an environment, in ../doctor.
 """

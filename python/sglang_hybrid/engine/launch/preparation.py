@@ -56,9 +56,17 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     `namespace` is `rest` as SGLang's parser reads it. Proves the hooks, and leaves the configuration in the environment
     for the processes to come.
     """
-    from sglang_hybrid.engine.frontend.server import looks
     from sglang_hybrid.engine.hicache import checks
-    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, models, settings, slots, unsettled
+    from sglang_hybrid.engine.launch import (
+        arguments,
+        fingerprint,
+        graphs,
+        models,
+        server_name,
+        settings,
+        slots,
+        unsettled,
+    )
     from sglang_hybrid.engine.surface import registration
 
     settings.check_files(config, namespace)
@@ -80,6 +88,6 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     )
     config.leave()
     fingerprint.leave(model.path, model.config, namespace)
-    looks.leave()
+    server_name.leave()
     registration.verify()
     return final, [note for note in notes if note]

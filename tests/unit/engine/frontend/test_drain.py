@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 
 from sglang_hybrid.engine.frontend.server import drain, looks
+from sglang_hybrid.engine.launch import server_name
 from sglang_hybrid.engine.processes import stop
 from sglang_hybrid.engine.surface.hooks import HOOKS
 from sglang_hybrid.routing.looks import ALIVE, ENDING, SERVER
@@ -201,12 +202,12 @@ def test_routers_are_told_which_server_it_is_and_that_it_ends(monkeypatch: pytes
         assert sent[1] == {"type": "http.response.body", "body": b"c"}
         return {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
-    monkeypatch.delenv(looks.ENVIRONMENT_KEY, raising=False)
+    monkeypatch.delenv(server_name.ENVIRONMENT_KEY, raising=False)
     assert headers(ALIVE) == {"a": "b"}, "SGLang's own launcher gives no name"
     names = set()
     for _ in range(3):
-        monkeypatch.setenv(looks.ENVIRONMENT_KEY, "before")
-        looks.leave()
+        monkeypatch.setenv(server_name.ENVIRONMENT_KEY, "before")
+        server_name.leave()
         told = headers("/server_info")
         assert told is not None
         names.add(told[SERVER.lower()])

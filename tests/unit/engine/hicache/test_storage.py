@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from sglang_hybrid.engine import compat
-from sglang_hybrid.engine.frontend.server import looks
 from sglang_hybrid.engine.hicache import storage
-from sglang_hybrid.engine.launch import fingerprint
+from sglang_hybrid.engine.launch import fingerprint, server_name
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::Warning:sglang"),
@@ -46,7 +45,7 @@ def weights_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_updates", 0)
     monkeypatch.setenv(fingerprint.ENVIRONMENT_KEY, "aa")
     monkeypatch.delenv(fingerprint.QUANTIZED_KEY, raising=False)
-    monkeypatch.setenv(looks.ENVIRONMENT_KEY, "server")
+    monkeypatch.setenv(server_name.ENVIRONMENT_KEY, "server")
 
 
 def controller(
@@ -95,7 +94,7 @@ def test_a_storage_attached_behind_an_update_is_nobody_elses(monkeypatch: pytest
     storage.weights_change(None, "disk")
     updated = name(controller())
     assert updated != mine
-    monkeypatch.setenv(looks.ENVIRONMENT_KEY, "another")
+    monkeypatch.setenv(server_name.ENVIRONMENT_KEY, "another")
     assert name(controller()) != updated
 
 

@@ -7,21 +7,14 @@ Runs in every HTTP process; the name is the launcher's, so that all of them have
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from typing import Any
 
+from sglang_hybrid.engine.launch.server_name import ENVIRONMENT_KEY
 from sglang_hybrid.routing.looks import ALIVE, ENDING, INFO, SERVER
-
-ENVIRONMENT_KEY = "SGLANG_HYBRID_SERVER"
 
 ending = threading.Event()
 """Set once the server is told to stop (`drain.py`)."""
-
-
-def leave() -> None:
-    """Put a new name of this server into the environment."""
-    os.environ[ENVIRONMENT_KEY] = secrets.token_hex(8)
 
 
 def tell(app: Any, scope: Any, receive: Any, send: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
