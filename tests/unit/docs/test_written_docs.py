@@ -13,6 +13,7 @@ from tests import docs_tables
 
 ROOT = docs_tables.ROOT
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+PACKAGE = ROOT / "python/sglang_hybrid"
 
 
 @pytest.mark.parametrize("path", docs_tables.documents(), ids=lambda path: path.name)
@@ -44,6 +45,15 @@ def test_the_configuration_file_has_every_setting_at_its_default() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text("utf-8")):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.name)
+def test_files_that_are_named_are_there(path: Path) -> None:
+    ours = {folder.name for folder in (PACKAGE, PACKAGE / "engine") for folder in folder.iterdir() if folder.is_dir()}
+    roots = (ROOT, PACKAGE, PACKAGE / "engine", PACKAGE / "engine/frontend", PACKAGE / "engine/cache")
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", path.read_text("utf-8")):
+        if name.partition("/")[0] in {*ours, "tests", "benchmarks", "studies", "kernels", "python"}:
+            assert any((root / name).is_file() for root in roots), name
 
 
 @pytest.mark.parametrize("name", ["misses.md", "metrics.md", "tuning.md", "deploy.md", "traces.md"])
