@@ -140,7 +140,7 @@ FRONTEND: tuple[Hook, ...] = (
     Hook(_RECORD.format("start"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("stop"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
     Hook(_RECORD.format("dump"), "BEFORE", "frontend.endpoints:check_recorder", HTTP),
-    Hook(_TOKENIZER + "TokenizerManager.start_profile", "BEFORE", "frontend.validation.profiles:check", HTTP),
+    Hook(_TOKENIZER + "TokenizerManager.start_profile", "BEFORE", "frontend.admin.profiles:check", HTTP),
     Hook(_TOKENIZER + "TokenizerManager.collect_metrics", "AROUND", "frontend.reporting.labels:collect", HTTP),
     Hook(
         "srt.observability.metrics_collector:QueueCount.from_reqs",

@@ -12,7 +12,7 @@ from fastapi import HTTPException
 
 from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.frontend import endpoints
-from sglang_hybrid.engine.frontend.validation import profiles
+from sglang_hybrid.engine.frontend.admin import profiles
 
 
 def asked(**given: Any) -> SimpleNamespace:

@@ -9,7 +9,6 @@
 | an image may be any file of the server, of any size    | one below a folder, up to a size     | media.py         |
 | a logit processor is read in the scheduler             | 400 for one that cannot be read      | processors.py    |
 | an id may be a health check's                          | 400                                  | ids.py           |
-| a profile that cannot be made ends the scheduler       | 400                                  | profiles.py      |
 | a body has any length                                  | 413 beyond a limit                   | bodies.py        |
 
 `limits.py` holds the bounds; docs/security.md lists them.
