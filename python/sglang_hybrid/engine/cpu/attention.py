@@ -61,25 +61,39 @@ def extend(
     for row, prefix, new in sizes:
         slots = req_to_token[row, : prefix + new]
         key, value = (cache[slots].to(query.dtype).transpose(0, 1)[None] for cache in (k_cache, v_cache))
-        rows = query[begin : begin + new].transpose(0, 1)[None]
-        if prefix**2 <= WORTH * new * (2 * prefix + new):
-            padded = torch.nn.functional.pad(rows, (0, 0, prefix, 0))
-            found = scaled_dot_product_attention(
-                padded, key, value, is_causal=True, scale=scaling, enable_gqa=enable_gqa
-            )
-            output[begin : begin + new] = found[0, :, prefix:].transpose(0, 1)
-        else:
-            for at in range(0, new, ROWS):
-                end = min(at + ROWS, new)
-                seen = prefix + end
-                mask = torch.ones(end - at, seen, dtype=torch.bool).tril_(prefix + at)
-                found = scaled_dot_product_attention(
-                    rows[:, :, at:end], key[:, :, :seen], value[:, :, :seen],
-                    attn_mask=mask, scale=scaling, enable_gqa=enable_gqa,
-                )  # fmt: skip
-                output[begin + at : begin + end] = found[0].transpose(0, 1)
+        _attend(output[begin : begin + new], query[begin : begin + new], key, value, scaling, enable_gqa)
         begin += new
     return output
+
+
+def _attend(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    enable_gqa: bool,
+) -> None:
+    """Causal attention of one request's new tokens over all it has; the prefix's rows run too where that is cheap.
+
+    query, output: [new, heads, head size]; key, value: [1, KV heads, prefix + new, head size].
+    """
+    new, rows = len(query), query.transpose(0, 1)[None]
+    prefix = key.shape[2] - new
+    if prefix**2 <= WORTH * new * (2 * prefix + new):
+        padded = torch.nn.functional.pad(rows, (0, 0, prefix, 0))
+        found = scaled_dot_product_attention(padded, key, value, is_causal=True, scale=scaling, enable_gqa=enable_gqa)
+        output[:] = found[0, :, prefix:].transpose(0, 1)
+        return
+    for at in range(0, new, ROWS):
+        end = min(at + ROWS, new)
+        seen = prefix + end
+        mask = torch.ones(end - at, seen, dtype=torch.bool).tril_(prefix + at)
+        found = scaled_dot_product_attention(
+            rows[:, :, at:end], key[:, :, :seen], value[:, :, :seen],
+            attn_mask=mask, scale=scaling, enable_gqa=enable_gqa,
+        )  # fmt: skip
+        output[at:end] = found[0].transpose(0, 1)
 
 
 def padded_length(_: Any) -> int:
