@@ -160,30 +160,8 @@ def theirs(python: str, policy: str, urls: list[str]) -> Router:
 
 
 def measure(load: str, options: argparse.Namespace, scratch: Path) -> Row:
-    folder = model.build(Path("models") / "demo-gdn", "gdn").resolve()
     with ExitStack() as stack:
-        servers = []
-        for number in range(SERVERS):
-            replay_port, port = free_port(), free_port()
-            channel = {
-                "publisher": "zmq",
-                "endpoint": f"tcp://*:{port}",
-                "replay_endpoint": f"tcp://*:{replay_port}",
-                "topic": "kv",
-            }
-            told = [
-                "--page-size",
-                "64",
-                "--hybrid-state-events",
-                "published",
-                "--kv-events-config",
-                json.dumps(channel),
-            ]
-            log = scratch / f"{load}-{number}.log"
-            servers.append(stack.enter_context(Server(folder, [*sizes(load), *told], log=log, environment=ENVIRONMENT)))
-        for server in servers:
-            server.wait_ready()
-        urls = [server.url for server in servers]
+        urls = serve(load, scratch, stack)
         routers = {name: stack.enter_context(closing(ours(name, urls))) for name in OURS}
         if options.sglang_router:
             for name in THEIRS:
@@ -204,13 +182,9 @@ def measure(load: str, options: argparse.Namespace, scratch: Path) -> Row:
                     flush(url)
                 time.sleep(0.5)
                 done[name].append(replay(routers[name].url, asked))
-    rows = []
-    for name, rounds in done.items():
-        every = [row for each in rounds for row in each]
-        hit = sum(row["cached"] for row in every) / sum(row["prompt"] for row in every)
-        times = [[round(row["ttft_s"], 5) for row in each] for each in rounds]
-        rows.append({"router": name, "hit_rate": round(hit, 4), **percentiles(np.concatenate(times)), "ttft_s": times})
-        print(load, {key: value for key, value in rows[-1].items() if key != "ttft_s"}, flush=True)
+    rows = [summary(name, rounds) for name, rounds in done.items()]
+    for row in rows:
+        print(load, {key: value for key, value in row.items() if key != "ttft_s"}, flush=True)
     best = min(
         row["ttft_p95_ms"] for row in rows if row["router"] in ("least_load", "round_robin", "sglang:cache_aware")
     )
@@ -223,6 +197,35 @@ def measure(load: str, options: argparse.Namespace, scratch: Path) -> Row:
         "ttft_p95_to_best_of_others": round(ratio, 3),
         "rows": rows,
     }
+
+
+def serve(load: str, scratch: Path, stack: ExitStack) -> list[str]:
+    """Start the servers, which tell of their states; their addresses once all of them answer."""
+    folder = model.build(Path("models") / "demo-gdn", "gdn").resolve()
+    servers = []
+    for number in range(SERVERS):
+        replay_port, port = free_port(), free_port()
+        channel = {
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{port}",
+            "replay_endpoint": f"tcp://*:{replay_port}",
+            "topic": "kv",
+        }
+        told = ["--hybrid-state-events", "published", "--kv-events-config", json.dumps(channel)]
+        flags = [*sizes(load), "--page-size", "64", *told]
+        log = scratch / f"{load}-{number}.log"
+        servers.append(stack.enter_context(Server(folder, flags, log=log, environment=ENVIRONMENT)))
+    for server in servers:
+        server.wait_ready()
+    return [server.url for server in servers]
+
+
+def summary(name: str, rounds: list[list[Row]]) -> Row:
+    """Of one router."""
+    every = [row for each in rounds for row in each]
+    hit = sum(row["cached"] for row in every) / sum(row["prompt"] for row in every)
+    times = [[round(row["ttft_s"], 5) for row in each] for each in rounds]
+    return {"router": name, "hit_rate": round(hit, 4), **percentiles(np.concatenate(times)), "ttft_s": times}
 
 
 def main() -> int:
