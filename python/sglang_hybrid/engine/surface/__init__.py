@@ -1,5 +1,7 @@
 """Everything this package uses of SGLang: what it imports, extends and reaches (`uses`), hooks and replaces (`hooks`).
 
+`hooks` puts the lists of the others into one order: those of a package of `engine` are in the file of its name.
+
 The lists to go through for another version of SGLang. `check` says what a version lacks, `registration` registers the
 hooks; `tests/unit/engine/test_surface.py` fails for what the code uses without a row, and for a row that nobody uses.
 

@@ -12,7 +12,6 @@ _CHAT = "srt.entrypoints.openai.serving_chat:OpenAIServingChat."
 _RESPONSES = "srt.entrypoints.openai.serving_responses:OpenAIServingResponses."
 _ANTHROPIC = "srt.entrypoints.anthropic.serving:"
 _OLLAMA = "srt.entrypoints.ollama.serving:OllamaServing."
-_HASH = "srt.mem_cache.cpp_utils.native_hash:_load_native_hash_module"
 _BATCH = "srt.managers.schedule_batch:"
 _ENCODE = "transformers.tokenization_utils_base:PreTrainedTokenizerBase."
 _RING = "srt.distributed.device_communicators.shm_broadcast:"
@@ -46,15 +45,6 @@ FRONTEND: tuple[Hook, ...] = (
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.server.looks:tell", HTTP),
     # Not only with segments: the launcher, whose process serves HTTP, registers hooks before it knows.
     Hook("starlette.applications:Starlette.__call__", "BEFORE", "frontend.segments.endpoint:open_routes", HTTP),
-    Hook(_HASH, "REPLACE", "cache.page_hash:load", SCHEDULER, before="0.5.22"),
-    Hook(_HASH, "REPLACE", "cache.page_hash:load_wide", SCHEDULER, since="0.5.22"),
-    Hook(
-        "srt.disaggregation.kv_events:ZmqEventPublisher._service_replay",
-        "AROUND",
-        "cache.state_events:replay",
-        SCHEDULER,
-        since="0.5.21",
-    ),
     Hook(_CHAT + "_apply_jinja_template", "AROUND", "frontend.endpoints:render", HTTP, required=False),
     Hook(
         "srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request",
