@@ -195,6 +195,12 @@ FRONTEND: tuple[Hook, ...] = (
         EVERY,
     ),
     Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.send_control_message",
+        "BEFORE",
+        "frontend.dispatch:forget",
+        EVERY,
+    ),
+    Hook(
         "srt.managers.data_parallel_controller:DataParallelController.launch_tensor_parallel_group",
         "AROUND",
         "launch.replicas:wait_for_the_living",
