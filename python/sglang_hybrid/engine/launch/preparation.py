@@ -58,7 +58,7 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     """
     from sglang_hybrid.engine.frontend import looks
     from sglang_hybrid.engine.hicache import checks
-    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, slots, unsettled
+    from sglang_hybrid.engine.launch import arguments, fingerprint, graphs, preflight, replicas, slots, unsettled
     from sglang_hybrid.engine.surface import registration
 
     preflight.check_files(config, namespace)
@@ -82,4 +82,5 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     fingerprint.leave(model.path, model.config, namespace)
     looks.leave()
     registration.verify()
+    replicas.prepare()
     return final, [note for note in notes if note]
