@@ -183,6 +183,12 @@ FRONTEND: tuple[Hook, ...] = (
         HTTP,
     ),
     Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.__init__",
+        "BEFORE",
+        "launch.stop:bind_spawned",
+        EVERY,
+    ),
+    Hook(
         "srt.managers.data_parallel_controller:DataParallelController.launch_dp_schedulers",
         "BEFORE",
         "launch.leftovers:tell",
