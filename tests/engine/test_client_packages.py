@@ -120,7 +120,7 @@ def test_a_server_without_segments_takes_their_marks_for_words_of_others(
     messages: Any = [{"role": "user", "content": blocks}]
     usage = anthropic_api.messages.create(model="m", messages=messages, max_tokens=2).usage
     assert len(DOCUMENT) < anthropic_api.messages.count_tokens(model="m", messages=messages).input_tokens
-    assert usage.input_tokens + (usage.cache_creation_input_tokens or 0) > 0
+    assert usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens > 0
     sampling = {"max_new_tokens": 2, "custom_params": {"segments": "anything"}}
     client.post("/generate", {"input_ids": [5, 6, 7], "sampling_params": sampling})
     (counted,) = [line for line in client.get("/metrics").splitlines() if 'event="segments_ignored"' in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -137,6 +138,36 @@ def test_a_script_outlives_its_engines(models: Callable[[str], Path], tmp_path: 
     left = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == named]
     psutil.wait_procs(left, timeout=PATIENCE_S)
     assert [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+REPLICAS = """
+import sglang_hybrid, sys
+
+if __name__ == "__main__":
+    engine = sglang_hybrid.Engine(model_path=sys.argv[1], dp_size=2, max_running_requests=4)
+    for _ in range(6):
+        answer = engine.generate(input_ids=list(range(3, 203)), sampling_params={"max_new_tokens": 2})
+        print("rank", answer["meta_info"]["dp_rank"], flush=True)
+    engine.shutdown()
+"""
+
+
+def test_replicas_of_an_engine_keep_their_conversations(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Their controller is spawned, as that of a server on a GPU is, and SGLang loads no plugins there."""
+    script = tmp_path / "replicas.py"
+    script.write_text(REPLICAS)
+    done = subprocess.run(
+        [sys.executable, script, models("gdn")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=tmp_path,
+        env={**os.environ, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"},
+        check=False,
+    )
+    ranks = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert len(ranks) == 6, done.stdout + done.stderr
+    assert len(set(ranks[2:])) == 1, ranks  # the second request may come before the first one's load is known
 
 
 def test_a_script_is_served_from_cache_and_its_log_can_be_simulated(

@@ -123,15 +123,14 @@ def _of_pairs(flags: list[str]) -> list[str]:
 
 def _gpus(servers: int, flags: list[str]) -> list[dict[str, str]]:
     """The environment of every server: its GPUs, or nothing on a CPU. Raises ConfigError if there are too few."""
+    from sglang_hybrid.engine.launch import early
+    from sglang_hybrid.engine.launch.flags import replicas
     from sglang_hybrid.engine.launch.platform import cuda_devices, wants_cpu
 
     if wants_cpu(flags):
         return [{} for _ in range(servers)]
-    each = 1
-    for at, flag in enumerate(flags):
-        name, _, value = flag.partition("=")
-        if name in ("--tp", "--tp-size", "--tensor-parallel-size"):
-            each = int(value or flags[at + 1])
+    seen = early.read(flags)
+    each = seen.tp_size * seen.pp_size * replicas(seen.dp_size, seen.enable_dp_attention)
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = named.split(",") if named else [str(at) for at in range(cuda_devices())]
     if len(there) < servers * each:

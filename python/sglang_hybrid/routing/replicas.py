@@ -76,6 +76,10 @@ class Replicas:
         for rank, load in loads.items():
             self._replicas[rank].hear(load)
 
+    def forget(self) -> None:
+        """No replica holds anything of what it was sent; how busy they are stays as it is."""
+        self._policy, self._sent = RestartPoints(self._clock), None
+
     def choose(self, tokens: Tokens | list[int], salt: str | None, ranks: Sequence[int]) -> int | None:
         """The one of `ranks` that is to get the prompt `tokens`, and will; None if the prompt is shorter than a page.
 

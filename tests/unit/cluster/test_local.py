@@ -14,6 +14,8 @@ import pytest
 
 from sglang_hybrid.cluster import local, route
 from sglang_hybrid.cluster.local import _Kept
+from sglang_hybrid.core.errors import ConfigError
+from sglang_hybrid.engine.launch import platform
 
 
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *flags: str, servers: int = 3) -> list[_Kept]:
@@ -43,6 +45,25 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *flags: str, server
     ]
     assert local.main(argv) == 0
     return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "each"),
+    [
+        ("", 1),
+        ("--tp 2", 2),
+        ("--tp-size=2 --pp-size 2", 4),
+        ("--dp-size 3", 3),
+        ("--tp 2 --dp 2 --enable-dp-attention", 2),
+    ],
+)
+def test_every_server_has_the_gpus_of_all_its_ranks(monkeypatch: pytest.MonkeyPatch, flags: str, each: int) -> None:
+    monkeypatch.setattr(platform, "wants_cpu", lambda _: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(2 * each))))
+    shares = [share["CUDA_VISIBLE_DEVICES"].split(",") for share in local._gpus(2, flags.split())]
+    assert shares == [[str(gpu) for gpu in range(at * each, (at + 1) * each)] for at in range(2)]
+    with pytest.raises(ConfigError, match=f"3 servers of {each} GPUs each need {3 * each}; there are: {2 * each}"):
+        local._gpus(3, flags.split())
 
 
 @pytest.mark.parametrize("flags", [("--hybrid-segments", "on"), ("--hybrid-segments=on",)])

@@ -1,7 +1,8 @@
-"""Schedulers of data-parallel replicas, which SGLang's watchdog does not see: it watches the process that started them.
+"""Data-parallel replicas: the controller that starts their schedulers, and what it does not see of them.
 
-That one never looks at them either. Of a server that lost a scheduler, requests to the others hung too, and SIGTERM did
-not end it; one that lost it while weights were loaded, for memory say, waited for it without end (0.5.17 to 0.5.23).
+SGLang's watchdog watches the controller alone, which never looks at them either. Of a server that lost a scheduler,
+requests to the others hung too, and SIGTERM did not end it; one that lost it while weights were loaded, for memory say,
+waited for it without end (0.5.17 to 0.5.23).
 """
 
 from __future__ import annotations
@@ -75,6 +76,25 @@ def _replicas(pid: int | None) -> list[Replica]:
 
 def _title(process: Any) -> str:
     return " ".join(process.cmdline()).strip("\0 ")
+
+
+def prepare() -> None:
+    """In the process that starts a server, where SGLang is ready to: its controller of replicas will be `control`."""
+    from sglang.srt.entrypoints import engine
+
+    engine.run_data_parallel_controller_process = control  # by its name, for a process that is spawned
+
+
+def control(*args: Any, **kwargs: Any) -> None:
+    """What a controller of replicas runs: SGLang's, with plugins, which SGLang loads in all processes but this one.
+
+    A copy of the first process has them. On a GPU, and in `Engine`, it is spawned: requests were handed round there.
+    """
+    from sglang.srt.managers import data_parallel_controller
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    data_parallel_controller.run_data_parallel_controller_process(*args, **kwargs)
 
 
 def wait_for_the_living(original: Callable[..., Any], controller: Any, *args: Any, **kwargs: Any) -> Any:

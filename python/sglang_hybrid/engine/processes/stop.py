@@ -91,10 +91,9 @@ def held_back_in_spawned() -> Iterator[None]:
     keeper = None if current_thread() is main_thread() else ThreadPoolExecutor(1, "keeps-children")
 
     def blocked(path: bytes, command: list[str | bytes], files: Any) -> int:
-        bound = [process.bound(word) if str(word).startswith(_CHILD) else word for word in command]
         if keeper is not None and current_thread() is not main_thread():
-            return keeper.submit(_spawn, spawn, path, bound, files).result()
-        return _spawn(spawn, path, bound, files)
+            return keeper.submit(_spawn, spawn, path, _bound(command), files).result()
+        return _spawn(spawn, path, _bound(command), files)
 
     util.spawnv_passfds = blocked
     _keepers.append(keeper)
@@ -102,6 +101,21 @@ def held_back_in_spawned() -> Iterator[None]:
         yield
     finally:
         util.spawnv_passfds = spawn
+
+
+def bind_spawned(*_: Any, **__: Any) -> None:
+    """BEFORE hook of DataParallelController.__init__: the schedulers that it starts end with it, from their first line.
+
+    Of a script that was ended while they imported they stayed, each with its model. Their threads never end.
+    """
+    from multiprocessing import util
+
+    spawn = util.spawnv_passfds
+    util.spawnv_passfds = lambda path, command, files: spawn(path, _bound(command), files)
+
+
+def _bound(command: list[str | bytes]) -> list[str | bytes]:
+    return [process.bound(word) if str(word).startswith(_CHILD) else word for word in command]
 
 
 def _spawn(spawn: Callable[..., int], *arguments: Any) -> int:

@@ -24,6 +24,17 @@ def by_prefix(original: Callable[..., Any], controller: Any, req: Any) -> Any:
     return original(controller, req)
 
 
+def forget(controller: Any, message: Any) -> None:
+    """BEFORE hook of DataParallelController.send_control_message: what empties the caches is on its way to all of them.
+
+    Whether a replica could do it is not known here: one that could not misses the next turn of a conversation, at most.
+    """
+    emptied = type(message).__name__.startswith(("FlushCache", "UpdateWeight", "ReleaseMemoryOccupation"))
+    replicas = getattr(controller, "hybrid_replicas", None)
+    if emptied and getattr(message, "flush_cache", True) and replicas is not None:
+        replicas.forget()
+
+
 def _wanted(server_args: Any) -> bool:
     config = settings()
     return (

@@ -164,9 +164,21 @@ FRONTEND: tuple[Hook, ...] = (
         HTTP,
     ),
     Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.__init__",
+        "BEFORE",
+        "processes.stop:bind_spawned",
+        EVERY,
+    ),
+    Hook(
         "srt.managers.data_parallel_controller:DataParallelController.launch_dp_schedulers",
         "BEFORE",
         "processes.leftovers:tell",
+        EVERY,
+    ),
+    Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.send_control_message",
+        "BEFORE",
+        "scheduler.dispatch:forget",
         EVERY,
     ),
     Hook(

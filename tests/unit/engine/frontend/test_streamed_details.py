@@ -4,9 +4,11 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from sglang_hybrid.engine.cache.hooks import details
 from sglang_hybrid.engine.cache.requests import tracked
-from sglang_hybrid.engine.frontend.reporting.usage import Cached, carry
+from sglang_hybrid.engine.frontend.reporting.usage import Cached, anthropic, carry
 
 STOCK = {"device": 8, "host": 0}
 
@@ -71,3 +73,24 @@ def test_a_dump_of_requests_needs_nothing_of_ours() -> None:
     dumped = pickle.dumps((batch.cached_tokens, batch.cached_tokens_details))
     assert b"sglang_hybrid" not in dumped
     assert pickle.loads(dumped) == ([8], [{**STOCK, "miss_never_seen": 92, "written": 56}])
+
+
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        ({}, (10, 0, 0)),
+        ({"cached_tokens": 6}, (4, 6, 0)),
+        ({"cache_write_tokens": 8}, (2, 0, 8)),
+        ({"cached_tokens": 2, "cache_write_tokens": 5, "segment_tokens": 3}, (3, 5, 2)),
+        (None, (10, None, None)),
+    ],
+)
+def test_counts_of_messages_are_numbers_that_add_up(details: Any, told: Any) -> None:
+    """Clients add up what Anthropic's package calls a number."""
+    from sglang.srt.entrypoints.anthropic.protocol import AnthropicUsage
+
+    read = (details or {}).get("cached_tokens")
+    result = AnthropicUsage(input_tokens=10 - (read or 0), output_tokens=1, cache_read_input_tokens=read)
+    said = SimpleNamespace(prompt_tokens_details=None if details is None else SimpleNamespace(**details))
+    got = anthropic(result, said)
+    assert (got.input_tokens, got.cache_read_input_tokens, got.cache_creation_input_tokens) == told

@@ -72,11 +72,39 @@ if __name__ == "__main__":
 """
 
 
+CONTROLLED = """
+import multiprocessing, os, signal, threading, time
+from sglang_hybrid.engine.processes import stop
+
+spawned = multiprocessing.get_context("spawn").Process
+
+def start():
+    spawned(target=time.sleep, args=(1,)).start()
+    time.sleep(3600)
+
+def control():  # as SGLang's data-parallel controller, with a thread for each scheduler
+    os.environ["CONTROLLED"] = "1"
+    stop.bind_spawned()
+    threading.Thread(target=start).start()
+    signal.pause()
+
+if __name__ == "__mp_main__" and "CONTROLLED" in os.environ:  # a scheduler that still imports
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    with stop.held_back_in_spawned():
+        spawned(target=control).start()
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("source", [IMPORTING, CONTROLLED])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_children_end_with_a_script_that_is_ended_while_they_import(tmp_path: Any, number: int) -> None:
-    """SGLang binds them to it after their imports: too late, and its detokenizer stayed."""
+def test_children_end_with_a_script_that_is_ended_while_they_import(tmp_path: Any, source: str, number: int) -> None:
+    """SGLang binds them to it after their imports: too late, and its detokenizer stayed, or schedulers of replicas."""
     script = tmp_path / "importing.py"
-    script.write_text(IMPORTING)
+    script.write_text(source)
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         child = psutil.Process(int(started.stdout.readline()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -116,6 +117,21 @@ def test_a_replica_that_dies_while_weights_are_loaded_is_not_waited_for(by: int)
     done = subprocess.run([sys.executable, "-c", LOADING, str(int(by))], capture_output=True, text=True, timeout=600)
     assert done.returncode == -by, done.stderr
     assert (f"ended with status {-by} before it served" in done.stderr) == bool(by)
+
+
+def test_a_controller_that_is_spawned_has_our_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang loads plugins in every process of a server but this one: requests were handed round as in stock."""
+    from sglang.srt import plugins
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.managers import data_parallel_controller
+
+    name, done = "run_data_parallel_controller_process", list[object]()
+    monkeypatch.setattr(plugins, "load_plugins", lambda: done.append("plugins"))
+    monkeypatch.setattr(data_parallel_controller, name, lambda *args, **kwargs: done.append((args, kwargs)))
+    monkeypatch.setattr(engine, name, None)
+    replicas.prepare()
+    pickle.loads(pickle.dumps(getattr(engine, name)))("arguments", port=1)
+    assert done == ["plugins", (("arguments",), {"port": 1})]
 
 
 def test_pools_are_told_by_replica() -> None:

@@ -61,6 +61,29 @@ def test_ids_that_stand_for_images_are_taken_as_they_are() -> None:
     assert [controller.ask(image), controller.ask(PROMPT), controller.ask(image)] == [0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "forgotten"),
+    [
+        ("FlushCacheReqInput", {}, True),
+        ("UpdateWeightFromDiskReqInput", {"model_path": "m"}, True),
+        ("UpdateWeightsFromIPCReqInput", {"zmq_handles": {}}, True),
+        ("ReleaseMemoryOccupationReqInput", {}, True),
+        ("UpdateWeightFromDiskReqInput", {"model_path": "m", "flush_cache": False}, False),
+        ("GetInternalStateReq", {}, False),
+    ],
+)
+def test_caches_that_are_emptied_hold_nothing(name: str, fields: dict[str, Any], forgotten: bool) -> None:
+    """A prompt that is to be computed anew is not sent behind others as if it cost nothing."""
+    from sglang.srt.managers import io_struct
+
+    controller = Controller()
+    dispatch.forget(controller, getattr(io_struct, name)(**fields))  # there is nothing to forget yet
+    sent = [PROMPT, *(array("q", range(at, at + 2000)) for at in (5000, 7000, 9000))]
+    assert [controller.ask(each) for each in sent] == [0, 1, 2, 3]
+    dispatch.forget(controller, getattr(io_struct, name)(**fields))
+    assert (controller.ask(PROMPT) != 0) == forgotten
+
+
 def test_who_is_named_is_asked() -> None:
     controller = Controller()
     assert controller.ask(PROMPT, routed_dp_rank=3) == 3

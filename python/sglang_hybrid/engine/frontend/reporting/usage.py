@@ -167,17 +167,17 @@ def anthropic(result: Any, usage: Any = None, **_: Any) -> Any:
     """The same in Anthropic's words: what was read, what was written and `input_tokens` add up to the prompt.
 
     Tokens of reused segments were read. They are no longer to be written where a checkpoint behind them was saved.
+    Counts are numbers, as Anthropic's are; SGLang leaves those of 0 out, and who adds them up adds None.
     """
-    if result.input_tokens is None:
-        return result
     details = getattr(usage, "prompt_tokens_details", None)
+    if result.input_tokens is None or details is None:
+        return result
     written, reused = (getattr(details, name, None) or 0 for name in ("cache_write_tokens", SEGMENTS))
-    if reused := min(reused, result.input_tokens):
-        result.cache_read_input_tokens = (result.cache_read_input_tokens or 0) + reused
-        result.input_tokens -= reused
-    if written := min(max(0, written - reused), result.input_tokens):
-        result.cache_creation_input_tokens = written
-        result.input_tokens -= written
+    reused = min(reused, result.input_tokens)
+    written = min(max(0, written - reused), result.input_tokens - reused)
+    result.cache_read_input_tokens = (result.cache_read_input_tokens or 0) + reused
+    result.cache_creation_input_tokens = written
+    result.input_tokens -= reused + written
     return result
 
 
