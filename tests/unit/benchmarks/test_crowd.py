@@ -2,6 +2,7 @@
 
 import json
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sglang_hybrid.core.spec import preset
 
 
 class FakeClient:
-    """Answers once all sessions have asked, so that a crowd that is not one would wait for ever; knows what it served."""
+    """Answers once all sessions have asked: a crowd that is not one would wait. Knows what it served."""
 
     def __init__(self, sessions: int) -> None:
         self.first = threading.Barrier(sessions)
@@ -42,7 +43,7 @@ def test_all_servers_have_the_same_bytes() -> None:
     budget = 40 * spec.checkpoint_bytes
     flags = {name: flags for name, (_, flags) in crowd.servers(spec, budget).items()}
     for name, mine in flags.items():
-        said = dict(zip(mine, mine[1:], strict=False))
+        said = dict(pairwise(mine))
         if name.startswith("elastic"):
             held = float(said["--hybrid-cpu-memory-gb"]) * 1e9
         else:
