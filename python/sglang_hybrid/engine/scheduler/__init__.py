@@ -16,5 +16,5 @@
 | the server in Rust has no HTTP process of ours        | the scheduler checks its requests      | rust.py       |
 
 `dispatch.py` acts in the controller of data-parallel replicas, which stands before their schedulers. What requests may
-ask at all is refused earlier, in the HTTP process (../frontend). `engine/surface/frontend.py` registers all of it.
+ask at all is refused earlier, in the HTTP process (../frontend). `engine/surface/scheduler.py` registers all of it.
 """
