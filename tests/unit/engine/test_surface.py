@@ -102,6 +102,7 @@ def has_private(target: str) -> bool:
         "cpu",
         "elastic",
         "segments",
+        "replicas",
         *(
             pytest.param(engine, marks=pytest.mark.skipif(disaggregation.missing(engine) is not None, reason="absent"))
             for engine in ("mooncake", "nixl")

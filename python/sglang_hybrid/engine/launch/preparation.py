@@ -67,7 +67,6 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
         slots,
         unsettled,
     )
-    from sglang_hybrid.engine.processes import replicas
     from sglang_hybrid.engine.surface import registration
 
     settings.check_files(config, namespace)
@@ -91,5 +90,5 @@ def complete(namespace: Any, rest: list[str], config: HybridConfig) -> tuple[lis
     fingerprint.leave(model.path, model.config, namespace)
     server_name.leave()
     registration.verify()
-    replicas.prepare()
+    registration.replace("replicas")
     return final, [note for note in notes if note]

@@ -78,13 +78,6 @@ def _title(process: Any) -> str:
     return " ".join(process.cmdline()).strip("\0 ")
 
 
-def prepare() -> None:
-    """In the process that starts a server, where SGLang is ready to: its controller of replicas will be `control`."""
-    from sglang.srt.entrypoints import engine
-
-    engine.run_data_parallel_controller_process = control  # by its name, for a process that is spawned
-
-
 def control(*args: Any, **kwargs: Any) -> None:
     """What a controller of replicas runs: SGLang's, with plugins, which SGLang loads in all processes but this one.
 

@@ -176,12 +176,6 @@ FRONTEND: tuple[Hook, ...] = (
         EVERY,
     ),
     Hook(
-        "srt.managers.data_parallel_controller:DataParallelController.send_control_message",
-        "BEFORE",
-        "scheduler.dispatch:forget",
-        EVERY,
-    ),
-    Hook(
         "srt.managers.data_parallel_controller:DataParallelController.launch_tensor_parallel_group",
         "AROUND",
         "processes.replicas:wait_for_the_living",

@@ -8,7 +8,7 @@ from sglang_hybrid.engine.surface.elastic import ELASTIC, ELASTIC_REPLACED
 from sglang_hybrid.engine.surface.frontend import FRONTEND
 from sglang_hybrid.engine.surface.hicache import HICACHE, HICACHE_REPLACED
 from sglang_hybrid.engine.surface.pairs import PAIRS
-from sglang_hybrid.engine.surface.rows import SCHEDULER, Hook, Replaced
+from sglang_hybrid.engine.surface.rows import LAUNCHER, SCHEDULER, Hook, Replaced
 from sglang_hybrid.engine.surface.scheduler import SCHEDULER_HOOKS
 from sglang_hybrid.engine.surface.segments import SEGMENTS
 from sglang_hybrid.engine.surface.speculation import DRAWING, SPECULATION
@@ -31,6 +31,13 @@ HOOKS: tuple[Hook, ...] = (
 """Where two have one target, those AFTER it run in this order, those BEFORE and AROUND it in the opposite one."""
 
 REPLACED: tuple[Replaced, ...] = (
+    # Found by its name in a process that is spawned.
+    Replaced(
+        "srt.entrypoints.engine:run_data_parallel_controller_process",
+        "processes.replicas:control",
+        LAUNCHER,
+        "replicas",
+    ),
     *DRAWING,
     *CPU_REPLACED,
     *HICACHE_REPLACED,

@@ -46,6 +46,12 @@ SCHEDULER_HOOKS: tuple[Hook, ...] = (
         "scheduler.dispatch:by_prefix",
         EVERY,
     ),
+    Hook(
+        "srt.managers.data_parallel_controller:DataParallelController.send_control_message",
+        "BEFORE",
+        "scheduler.dispatch:forget",
+        EVERY,
+    ),
     # SGLang's server in Rust.
     Hook(_RUST + "push_generation", "BEFORE", "scheduler.rust:plain_ids", SCHEDULER, "rust", since="0.5.23"),
     Hook(_RUST + "push_abort", "BEFORE", "scheduler.rust:plain_id", SCHEDULER, "rust", since="0.5.23"),

@@ -161,8 +161,6 @@ USES: tuple[Use, ...] = (
     Use("srt.runtime_context:mamba_cache_chunk_size", IMPORT, "compat", EVERY, since="0.5.21"),
     Use("srt.server_args:ServerArgs", IMPORT, "launch.flags launch_server", LAUNCHER),
     Use("srt.server_args:ServerArgs.check_server_args", ASSIGNED, "launch_server", LAUNCHER),
-    Use("srt.entrypoints:engine", IMPORT, "processes.replicas", LAUNCHER),
-    Use("srt.entrypoints.engine:run_data_parallel_controller_process", ASSIGNED, "processes.replicas", LAUNCHER),
     Use("srt.managers:data_parallel_controller", IMPORT, "processes.replicas", EVERY),
     Use("srt.server_args:prepare_server_args", IMPORT, "launch_server", LAUNCHER),
     Use("srt.mem_cache.base_prefix_cache:MatchPrefixParams", IMPORT, "segments.exchange", SCHEDULER, when="segments"),

@@ -19,6 +19,7 @@ from sglang_hybrid.core.errors import ConfigError
 from sglang_hybrid.engine.doctor import status
 from sglang_hybrid.engine.launch import early
 from sglang_hybrid.engine.processes import replicas
+from sglang_hybrid.engine.surface import registration
 
 
 def sizes(replicas: int = 1, stages: int = 1, enable_dp_attention: bool = False) -> SimpleNamespace:
@@ -129,7 +130,7 @@ def test_a_controller_that_is_spawned_has_our_hooks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plugins, "load_plugins", lambda: done.append("plugins"))
     monkeypatch.setattr(data_parallel_controller, name, lambda *args, **kwargs: done.append((args, kwargs)))
     monkeypatch.setattr(engine, name, None)
-    replicas.prepare()
+    registration.replace("replicas")
     pickle.loads(pickle.dumps(getattr(engine, name)))("arguments", port=1)
     assert done == ["plugins", (("arguments",), {"port": 1})]
 
