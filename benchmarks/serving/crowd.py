@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
+from benchmarks.serving import contention
 from benchmarks.serving.contention import Session, endless, predicted, sessions
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, split, words
-from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, ModelSpec, from_config
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, elastic, float32_spec, split, words
+from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, ModelSpec
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 PRESET = "gdn"
-SESSIONS = {"agents": 28, "chat": 40, "fewshot": 200, "rag": 120}
+SESSIONS = contention.SESSIONS | {"fewshot": 200, "rag": 120}
 RUNNING = 48
 FEWER = (24, 16, 8)
 _RUNS = re.compile(r"(?:Prefill|Decode) batch.*?#running-req: (\d+)")
@@ -37,14 +38,13 @@ _RUNS = re.compile(r"(?:Prefill|Decode) batch.*?#running-req: (\d+)")
 def servers(spec: ModelSpec, budget_bytes: int) -> dict[str, tuple[str, list[str]]]:
     """Name -> launcher and flags."""
     static = split(budget_bytes, MAMBA_FULL_MEMORY_RATIO, spec.checkpoint_bytes, spec.kv_bytes_per_token)
-    elastic = ["--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9)]
     stock = [*STOCK, "--mamba-radix-cache-strategy", "extra_buffer", *static]
     common = ["--decode-log-interval", "1", "--max-running-requests"]
     found = {
         "stock 0.9": ("sglang.launch_server", [*stock, *common, str(RUNNING)]),
         "here 0.9": (LAUNCHER, [*static, *common, str(RUNNING)]),
     }
-    return found | {f"elastic, {n}": (LAUNCHER, [*elastic, *common, str(n)]) for n in (RUNNING, *FEWER)}
+    return found | {f"elastic, {n}": (LAUNCHER, [*elastic(budget_bytes), *common, str(n)]) for n in (RUNNING, *FEWER)}
 
 
 def crowd(client: Client, workload: str, seed: int) -> dict[str, float]:
@@ -79,7 +79,7 @@ def at_once(log: str) -> int:
 
 
 def measure(workload: str, folder: Path, budget_mb: int, seed: int) -> dict[str, Any]:
-    spec = from_config(folder).with_dtypes(kv_dtype="float32", conv_dtype="float32")
+    spec = float32_spec(folder)
     result: dict[str, Any] = {"workload": workload, "budget_mb": budget_mb, "seed": seed, "servers": {}}
     with tempfile.TemporaryDirectory() as scratch:
         for name, (launcher, flags) in servers(spec, budget_mb * 10**6).items():

@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import ENVIRONMENT, Client, median_of, scheduler, split, words
-from sglang_hybrid.core.spec import from_config
+from benchmarks.serving.servers import ENVIRONMENT, Client, elastic, float32_spec, median_of, scheduler, split, words
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 from sglang_hybrid.demo.speculation import MTP
@@ -64,8 +63,7 @@ def server_flags(name: str, budget_bytes: int, spec: Any, drafts: bool) -> list[
         token_bytes += spec.head_kv_bytes_per_token
         taken_bytes = candidate_bytes(VERIFIED, AT_ONCE, spec.checkpoint_bytes)
     if name == "elastic":
-        size = ["--hybrid-cpu-memory-gb", str((budget_bytes + taken_bytes) / 1e9)]
-        return [*common, "--hybrid-memory", "elastic", *size]
+        return [*common, *elastic(budget_bytes + taken_bytes)]
     return [*common, *split(budget_bytes, float(name.split("-")[1]), spec.checkpoint_bytes, token_bytes)]
 
 
@@ -302,9 +300,7 @@ def main() -> None:
 
 
 def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:
-    spec = from_config(json.loads((folder / "config.json").read_text())).with_dtypes(
-        kv_dtype="float32", conv_dtype="float32"
-    )
+    spec = float32_spec(folder)
     drafts = folder.name == MTP
     names = ["elastic", *(f"static-{ratio}" for ratio in RATIOS)]
     servers = {name: server_flags(name, budget_bytes, spec, drafts) for name in names}
@@ -316,8 +312,7 @@ def measure_shifting(folder: Path, logs: Path, budget_bytes: int, repeats: int) 
 
 
 def measure_stalls(folder: Path, logs: Path, budget_bytes: int, repeats: int) -> None:
-    flags = [*COMMON, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9),
-             "--enable-metrics"]  # fmt: skip
+    flags = [*COMMON, *elastic(budget_bytes), "--enable-metrics"]
     with ExitStack() as stack:
         clients = start(folder, logs, stack, {"ahead": flags})
         baseline = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ON_DEMAND), os.environ.get("PYTHONPATH"))))}

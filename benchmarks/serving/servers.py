@@ -10,10 +10,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from sglang_hybrid.core.spec import ModelSpec, from_config
 from sglang_hybrid.demo.server import LAUNCHER, Server
 
 SIZES = ["--max-total-tokens", "65536", "--max-mamba-cache-size", "256", "--max-running-requests", "16"]
@@ -51,6 +53,16 @@ def split(budget_bytes: int, ratio: float, state_bytes: int, token_bytes: int) -
     states = int(budget_bytes * ratio / (1 + ratio)) // state_bytes
     tokens = (budget_bytes - states * state_bytes) // token_bytes
     return ["--max-mamba-cache-size", str(states), "--max-total-tokens", str(tokens)]
+
+
+def elastic(budget_bytes: float) -> list[str]:
+    """Flags of elastic memory that has `budget_bytes` on a CPU."""
+    return ["--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9)]
+
+
+def float32_spec(folder: Path) -> ModelSpec:
+    """The model in `folder` as servers with `PLATFORM` hold it: KV and windows in float32."""
+    return from_config(folder, kv_dtype="float32", conv_dtype="float32")
 
 
 class Client:

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from benchmarks.serving.servers import scheduler
-from sglang_hybrid.core.spec import from_config
+from benchmarks.serving.servers import elastic, float32_spec, scheduler
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
 from tests.engine.prompts import prompts as odd_lengths
@@ -174,8 +173,7 @@ def metrics(client: Client) -> dict[str, float]:
 
 def flags(options: argparse.Namespace, folder: Path) -> list[str]:
     """Less memory than the load wants: the same bytes as pools of fixed sizes, or as one budget."""
-    spec = from_config(json.loads((folder / "config.json").read_text()))
-    spec = spec.with_dtypes(kv_dtype="float32", conv_dtype="float32")
+    spec = float32_spec(folder)
     common = ["--max-running-requests", str(RUNNING), "--chunked-prefill-size", "512", "--enable-metrics",
               "--mamba-radix-cache-strategy", options.strategy, "--hybrid-log-interval-s", "30",
               "--hybrid-cpu-event-loop", options.event_loop]  # fmt: skip
@@ -185,8 +183,7 @@ def flags(options: argparse.Namespace, folder: Path) -> list[str]:
     if options.memory == "static":
         return [*common, "--max-mamba-cache-size", str(STATES), "--max-total-tokens", str(TOKENS)]
     budget_bytes = STATES * spec.checkpoint_bytes + TOKENS * spec.kv_bytes_per_token
-    return [*common, "--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9),
-            "--hybrid-memory-idle-s", "1"]  # fmt: skip
+    return [*common, *elastic(budget_bytes), "--hybrid-memory-idle-s", "1"]
 
 
 def load(client: Client, folder: Path, pool: dict[str, list[Question]], options: argparse.Namespace,

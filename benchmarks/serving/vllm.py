@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import provenance
 from benchmarks.serving import contention
-from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, split, words
+from benchmarks.serving.servers import ENVIRONMENT, STOCK, Client, chunks, elastic, split, words
 from sglang_hybrid.core.spec import MAMBA_FULL_MEMORY_RATIO, ModelSpec, engine_dtypes, from_config
 from sglang_hybrid.demo import model
 from sglang_hybrid.demo.server import Server
@@ -79,14 +79,13 @@ def started(python: str, folder: Path, spec: ModelSpec, budget_bytes: int) -> It
     """A client of every server, each with `budget_bytes` of cache and warm."""
     common = ["--dtype", "bfloat16", "--max-running-requests", str(RUNNING), "--context-length", str(CONTEXT)]
     static = split(budget_bytes, MAMBA_FULL_MEMORY_RATIO, spec.checkpoint_bytes, spec.kv_bytes_per_token)
-    elastic = ["--hybrid-memory", "elastic", "--hybrid-cpu-memory-gb", str(budget_bytes / 1e9)]
     its_own = ["--served-model-name", "m", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
     its_own += ["--max-num-seqs", str(RUNNING), "--kv-cache-memory-bytes", str(budget_bytes), "--enforce-eager"]
     its_own += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--skip-tokenizer-init"]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         serve = partial(Server, folder, environment=ENVIRONMENT | DTYPES)
         servers = {
-            "hybrid": serve([*common, *elastic], log=Path(scratch) / "elastic.log"),
+            "hybrid": serve([*common, *elastic(budget_bytes)], log=Path(scratch) / "elastic.log"),
             "here 0.9": serve([*common, *static], log=Path(scratch) / "static.log"),
             "stock 0.9": serve([*STOCK, "--mamba-radix-cache-strategy", "extra_buffer", *common, *static],
                                log=Path(scratch) / "stock.log", launcher="sglang.launch_server"),
